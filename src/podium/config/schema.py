@@ -1,0 +1,229 @@
+"""Every setting of a run, its type, its default and its unit: the one source of truth.
+
+Models are frozen and strict, and an unknown key is an error. Batch sizes say their unit (prompts, rows or tokens); unless a
+name says "per rank" they are global. What is not here: reading YAML and overrides (`load`), and checks that need more than
+one section (`arithmetic`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+class Settings(BaseModel):
+    """Base of all sections: frozen, strict, no unknown keys, each field documented by the string under it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Scalar = bool | int | float | str
+
+
+class ModelConfig(Settings):
+    """Which causal language model is trained."""
+
+    path: str
+    """A folder or hub id that transformers loads, or the name of a built-in architecture (`char_llama`) made from its config."""
+    override_config: dict[str, Scalar] = {}
+    """Attributes of the model's config to change, e.g. `{hidden_size: 96}`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """dtype of the parameters."""
+    trust_remote_code: bool = False
+    """Passed to transformers; runs code that comes with the model."""
+
+
+class TaskConfig(Settings):
+    """What is asked and how an answer is verified: a dataset of reasoning-gym."""
+
+    name: str
+    """reasoning-gym's name of the dataset."""
+    params: dict[str, Scalar] = {}
+    """Options of that dataset, e.g. `{min_word_len: 3}`."""
+    prompt: Literal["question", "after_colon"] = "question"
+    """`question`: the dataset's whole question; `after_colon`: only what follows its last ": "."""
+    num_train: Positive = 4096
+    """Distinct training problems; each epoch goes through all of them once."""
+    num_validation: Positive = 128
+    """Problems that may steer the run."""
+    num_held_out: Positive = 256
+    """Problems read only to report, before and after."""
+    seed: int = 0
+    """Seed of the problems: the same seed gives the same three splits."""
+
+
+class OptimConfig(Settings):
+    """AdamW, its schedule and clipping."""
+
+    lr: Annotated[float, Field(gt=0)]
+    """Peak learning rate."""
+    betas: Annotated[tuple[Fraction, Fraction], BeforeValidator(_tuple)] = (0.9, 0.999)
+    """AdamW's betas."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    clip_grad: Annotated[float, Field(gt=0)] = 1.0
+    """Largest global gradient norm (L2)."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up; decays until the last optimizer step of the run."""
+    min_lr_ratio: Fraction = 0.0
+    """Learning rate at the end of the decay, as a fraction of `lr`."""
+
+
+class EngineConfig(Settings):
+    """How a model is trained: backend, micro-batches and memory layout."""
+
+    strategy: Literal["fsdp2"] = "fsdp2"
+    """Training backend."""
+    max_tokens_per_micro_batch: Positive = 16384
+    """Most tokens (padding included) in one forward pass of a rank; a longer row is an error."""
+    layout: Literal["auto", "bucketed", "packed"] = "auto"
+    """`bucketed`: rows of like length side by side; `packed`: rows end to end; `auto`: whichever is estimated to cost less."""
+
+
+class SamplingConfig(Settings):
+    """How tokens are drawn."""
+
+    max_new_tokens: Positive = 256
+    """Most tokens of a response, the end-of-sequence token included."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Logits are divided by it; 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus: keep the smallest set of tokens whose probability reaches this; 1 is off."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Keep the k likeliest tokens; 0 is off."""
+    stop: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = ()
+    """A response ends once its text contains one of these strings (the text stays in the response)."""
+    n: Positive = 1
+    """Samples per prompt."""
+
+
+class RolloutConfig(Settings):
+    """How responses are generated."""
+
+    name: Literal["hf"] = "hf"
+    """Rollout backend."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How training responses are drawn."""
+    max_rows: Positive = 1024
+    """Most responses that a rank decodes at once; more are done one batch after another."""
+
+
+class ActorConfig(Settings):
+    """How the policy is updated."""
+
+    optim: OptimConfig
+    """The policy's optimizer."""
+    engine: EngineConfig = EngineConfig()
+    """The policy's engine."""
+    mini_batch_prompts: Positive
+    """Prompts, with all their samples, per optimizer step."""
+    epochs: Positive = 1
+    """Passes over each step's rollouts."""
+    clip_ratio_low: Annotated[float, Field(ge=0)] = 0.2
+    """The probability ratio is clipped below at 1 - this."""
+    clip_ratio_high: Annotated[float, Field(ge=0)] = 0.2
+    """The probability ratio is clipped above at 1 + this."""
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
+    """How token losses become one number."""
+    drop_zero_advantage: bool = False
+    """Do not compute rows whose advantage is zero: their gradient is zero, and they still count in the denominator."""
+    recompute_old_log_probs: bool = True
+    """Old log-probs by the trainer's own forward pass; otherwise the rollout's."""
+
+
+class AlgorithmConfig(Settings):
+    """How rewards become advantages."""
+
+    adv_estimator: Literal["grpo"] = "grpo"
+    """Advantage estimator."""
+    norm_adv_by_std_in_grpo: bool = True
+    """Divide a group's centred rewards by their standard deviation (off: Dr.GRPO)."""
+
+
+class WarmupConfig(Settings):
+    """Supervised fine-tuning before RL, to make a small model that has the skill in a mixture."""
+
+    steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps; 0 skips the warm-up."""
+    batch_rows: Positive = 64
+    """Rows per optimizer step."""
+    targets: dict[Literal["answer", "copy"], Annotated[float, Field(gt=0)]] = {"answer": 1.0}
+    """What the response is, as a mixture of weights: the right answer, or a copy of the prompt's text."""
+    optim: OptimConfig = OptimConfig(lr=1e-3)
+    """The warm-up's optimizer."""
+
+
+class TrainerConfig(Settings):
+    """The driver's loop."""
+
+    total_steps: Positive
+    """Steps of RL: one rollout and one pass of updates each."""
+    prompts_per_step: Positive
+    """Prompts per step; rows are this times `rollout.sampling.n`."""
+    val_freq: Annotated[int, Field(ge=0)] = 10
+    """Validate every so many steps, and before the first and after the last; 0 is never."""
+    save_freq: Annotated[int, Field(ge=0)] = 10
+    """Save a checkpoint every so many steps, and after the last; 0 is only after the last."""
+    keep_checkpoints: Positive = 2
+    """How many of the newest complete checkpoints stay."""
+    samples_per_step: Annotated[int, Field(ge=0)] = 4
+    """Responses written to `samples.jsonl` each step."""
+    tensorboard: bool = True
+    """Write `tb/` (extra: tensorboard)."""
+    curve: bool = True
+    """Draw `curve.png` at the end (extra: plot)."""
+
+
+class RunConfig(Settings):
+    """A whole run: `podium train` takes one, and the run directory keeps it as `config.yaml`."""
+
+    name: str
+    """First part of the run directory's name."""
+    description: str = ""
+    """What the recipe shows and how long it takes, for `podium recipes`."""
+    seed: int = 0
+    """Root of every random stream of the run."""
+    runtime: Literal["auto", "inline", "ray"] = "auto"
+    """Where workers live: in this process, or as Ray actors; `auto` is inline for one worker and ray for more."""
+    num_workers: Positive = 1
+    """Ranks."""
+    threads_per_rank: Annotated[int, Field(ge=0)] = 0
+    """torch threads of each rank; 0 is the machine's cores divided by the ranks on it."""
+    run_root: str = "runs"
+    """Folder of the run directories."""
+    model: Annotated[ModelConfig, BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)]
+    """The model; a string is its path."""
+    task: TaskConfig
+    """The task."""
+    warmup: WarmupConfig = WarmupConfig()
+    """Supervised warm-up before RL."""
+    actor: ActorConfig
+    """The policy's updates."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Generation."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """Advantages."""
+    trainer: TrainerConfig
+    """The loop."""
+
+    @property
+    def runtime_name(self) -> str:
+        """`runtime` with `auto` resolved."""
+        return self.runtime if self.runtime != "auto" else ("inline" if self.num_workers == 1 else "ray")
+
+    @model_validator(mode="after")
+    def _check_name(self) -> RunConfig:
+        if not self.name.replace("-", "").replace("_", "").isalnum():
+            raise ValueError(f"name is part of a folder's name: letters, digits, '-' and '_' only, got {self.name!r}")
+        return self

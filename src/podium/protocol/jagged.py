@@ -1,0 +1,114 @@
+"""Ragged columns as (values, offsets): what torch's jagged nested tensors hold, handled by offsets arithmetic.
+
+Legend: B rows, N = sum of the row lengths. `values` is [N, ...], `offsets` is [B + 1] int64 with offsets[0] = 0, and row b is
+`values[offsets[b]:offsets[b + 1]]`. No function here loops over rows in Python or goes through torch.nested's dispatch,
+whose row operations differ between versions. Two nested tensors can be multiplied only when they share one offsets *object*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from podium.errors import DataError
+
+
+def is_jagged(column: Tensor) -> bool:
+    """Whether a tensor is a jagged nested tensor (any other nested layout is refused by `parts`)."""
+    return column.is_nested
+
+
+def jagged(values: Tensor, offsets: Tensor) -> Tensor:
+    """A jagged nested tensor [B, *, ...] over `values` [N, ...]; shares both tensors."""
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def jagged_from_rows(rows: Sequence[Tensor]) -> Tensor:
+    """A jagged column from B tensors [n_b, ...] of one dtype and equal trailing dims.
+
+    >>> jagged_from_rows([torch.tensor([1, 2]), torch.tensor([3])]).values()
+    tensor([1, 2, 3])
+    """
+    if not rows:
+        raise DataError("a jagged column cannot be made from no rows: its dtype would be unknown; use jagged(values, offsets)")
+    return jagged(torch.cat(list(rows)), offsets_of(torch.tensor([len(row) for row in rows])))
+
+
+def parts(column: Tensor) -> tuple[Tensor, Tensor]:
+    """(values [N, ...], offsets [B + 1]) of a jagged column; both are the column's own storage.
+
+    Raises DataError for the strided nested layout, for a ragged dim other than 1, and for tensors with holes (`lengths`).
+    """
+    if column.layout != torch.jagged:
+        raise DataError(f"a nested tensor of layout {column.layout} cannot be a column; build it with layout=torch.jagged")
+    if column._ragged_idx != 1:  # type: ignore[attr-defined]
+        raise DataError(f"a jagged column is ragged in dim 1, got ragged dim {column._ragged_idx}")  # type: ignore[attr-defined]
+    if column.lengths() is not None:  # type: ignore[attr-defined]
+        raise DataError("a jagged column must be contiguous; call .contiguous() on the nested tensor first")
+    return column.values(), column.offsets()
+
+
+def offsets_of(lengths: Tensor) -> Tensor:
+    """[B] lengths to [B + 1] int64 offsets.
+
+    >>> offsets_of(torch.tensor([2, 0, 3]))
+    tensor([0, 2, 2, 5])
+    """
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64, device=lengths.device)
+    torch.cumsum(lengths, dim=0, out=offsets[1:])
+    return offsets
+
+
+def lengths_of(column: Tensor) -> Tensor:
+    """[B] int64: the length of each row of a jagged column."""
+    return parts(column)[1].diff()
+
+
+def row_ids(offsets: Tensor) -> Tensor:
+    """[N] int64: which row each packed value belongs to.
+
+    >>> row_ids(torch.tensor([0, 2, 2, 5]))
+    tensor([0, 0, 2, 2, 2])
+    """
+    return torch.repeat_interleave(torch.arange(len(offsets) - 1, device=offsets.device), offsets.diff())
+
+
+def gather_index(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the values of the chosen rows lie, and the offsets of the result: (index [N'], offsets [B' + 1])."""
+    lengths = offsets.diff()[rows]
+    new_offsets = offsets_of(lengths)
+    shift = torch.repeat_interleave(offsets[rows] - new_offsets[:-1], lengths)
+    return shift + torch.arange(len(shift), device=offsets.device), new_offsets
+
+
+def to_padded(column: Tensor, fill: float = 0) -> Tensor:
+    """A jagged column as a rectangle [B, longest row, ...], rows left-aligned, the rest set to `fill`."""
+    values, offsets = parts(column)
+    lengths = offsets.diff()
+    longest = int(lengths.max()) if len(lengths) else 0
+    padded = values.new_full((len(lengths), longest, *values.shape[1:]), fill)
+    padded[torch.arange(longest, device=values.device) < lengths[:, None]] = values
+    return padded
+
+
+def from_padded(padded: Tensor, lengths: Tensor) -> Tensor:
+    """The jagged column whose row b is `padded[b, :lengths[b]]`; the inverse of `to_padded`."""
+    inside = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
+    return jagged(padded[inside], offsets_of(lengths))
+
+
+def interleave(first: Tensor, second: Tensor) -> Tensor:
+    """Join two jagged columns row by row: row b of the result is row b of `first` followed by row b of `second`.
+
+    >>> interleave(jagged_from_rows([torch.tensor([1]), torch.tensor([2])]), jagged_from_rows([torch.tensor([8]), torch.tensor([9])])).values()
+    tensor([1, 8, 2, 9])
+    """
+    (a_values, a_offsets), (b_values, b_offsets) = parts(first), parts(second)
+    if len(a_offsets) != len(b_offsets):
+        raise DataError(f"rows must agree to be joined: {len(a_offsets) - 1} and {len(b_offsets) - 1}")
+    values = a_values.new_empty((len(a_values) + len(b_values), *a_values.shape[1:]))
+    values[torch.arange(len(a_values), device=values.device) + b_offsets[row_ids(a_offsets)]] = a_values
+    values[torch.arange(len(b_values), device=values.device) + a_offsets[1:][row_ids(b_offsets)]] = b_values
+    return jagged(values, a_offsets + b_offsets)
