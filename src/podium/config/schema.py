@@ -202,8 +202,8 @@ class RunConfig(Settings):
     """torch threads of each rank; 0 is the machine's cores divided by the ranks on it."""
     run_root: str = "runs"
     """Folder of the run directories."""
-    model: Annotated[ModelConfig, BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)]
-    """The model; a string is its path."""
+    model: ModelConfig
+    """The model; a string alone is its path."""
     task: TaskConfig
     """The task."""
     warmup: WarmupConfig = WarmupConfig()

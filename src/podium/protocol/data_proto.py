@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -25,6 +26,8 @@ from podium.protocol import wire
 
 ObjectColumn: TypeAlias = NDArray[np.object_]
 RowIndex: TypeAlias = Tensor | NDArray[Any] | Sequence[int] | Sequence[bool]
+RaggedMove: TypeAlias = tuple[slice | Tensor, Tensor]
+"""What a row operation does to a jagged column: which values to take, and the offsets of the result."""
 
 
 @runtime_checkable
@@ -110,6 +113,8 @@ class DataProto:
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
         """Each row k times in a row (a a b b), or the whole batch k times (a b a b) without `interleave`."""
+        if repeat_times < 0:
+            raise DataError(f"rows cannot be repeated {repeat_times} times")
         rows = torch.arange(len(self))
         return self.select_idxs(rows.repeat_interleave(repeat_times) if interleave else rows.repeat(repeat_times))
 
@@ -119,7 +124,7 @@ class DataProto:
             raise DataError(f"partition needs at least one part, got {num_parts}")
         size, extra = divmod(len(self), num_parts)
         starts = [part * size + min(part, extra) for part in range(num_parts + 1)]
-        return [self.slice(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
+        return [self.slice(start, stop) for start, stop in pairwise(starts)]
 
     def chunk(self, chunks: int) -> list[Self]:
         """`chunks` parts of equal size. ChunkError when the rows do not divide; `partition` takes any number."""
@@ -128,7 +133,9 @@ class DataProto:
         return self.partition(chunks)
 
     def split(self, split_size: int) -> list[Self]:
-        """Consecutive parts of `split_size` rows; the last one may be short."""
+        """Consecutive parts of `split_size` rows; the last one may be short. A batch of no rows has no parts."""
+        if split_size < 1:
+            raise DataError(f"split needs parts of at least one row, got split_size={split_size}")
         return [self.slice(start, start + split_size) for start in range(0, len(self), split_size)]
 
     @classmethod
@@ -188,7 +195,8 @@ class DataProto:
         both_have_rows = all(part.batch or part.non_tensor_batch for part in (self, other))
         if both_have_rows and len(self) != len(other):
             raise DataError(f"union needs equal row counts, got {len(self)} and {len(other)}")
-        for kind, mine, theirs in zip(("tensor column", "object column", "meta key"), self._tables(), other._tables(), strict=True):
+        kinds = ("tensor column", "object column", "meta key")
+        for kind, mine, theirs in zip(kinds, self._tables(), other._tables(), strict=True):
             for key in mine.keys() & theirs.keys():
                 if not wire.equal(mine[key], theirs[key]):
                     raise DataError(f"union: {kind} {key!r} is in both batches with different values")
@@ -200,12 +208,12 @@ class DataProto:
 
     def to(self, device: torch.device | str) -> Self:
         """A batch whose tensors are on `device`; shares what is there already."""
-        return type(self)({key: column.to(device) for key, column in self.batch.items()}, self.non_tensor_batch, self.meta_info)
+        return self._map_values(lambda values: values.to(device))
 
     def clone(self) -> Self:
         """A batch that shares nothing that can be changed with this one."""
-        batch = {key: jg.jagged(jg.parts(c)[0].clone(), jg.parts(c)[1].clone()) if jg.is_jagged(c) else c.clone() for key, c in self.batch.items()}
-        return type(self)(batch, copy.deepcopy(self.non_tensor_batch), copy.deepcopy(self.meta_info))
+        cloned = self._map_values(Tensor.clone)
+        return type(self)(cloned.batch, copy.deepcopy(self.non_tensor_batch), copy.deepcopy(self.meta_info))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.clone()
@@ -236,7 +244,8 @@ class DataProto:
                 raise DataError(f"column {key!r} has {count} rows, but {next(iter(counts))!r} has {len(self)}")
 
     def _row_numbers(self, index: RowIndex) -> Tensor:
-        rows = torch.as_tensor(np.asarray(index) if not isinstance(index, Tensor) else index).cpu()
+        # The copy is for arrays that torch cannot wrap: read-only ones, and reversed ones (`np.argsort(x)[::-1]`).
+        rows = index.cpu() if isinstance(index, Tensor) else torch.from_numpy(np.array(index, order="C"))
         if rows.dim() != 1:
             raise DataError(f"rows are chosen by a mask or a list of numbers, got shape {tuple(rows.shape)}")
         if rows.dtype == torch.bool:
@@ -251,14 +260,28 @@ class DataProto:
             raise DataError(f"row number out of range: {int(rows.min())}..{int(rows.max())} for {len(self)} rows")
         return rows.to(torch.int64) % len(self)
 
+    def _map_values(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Apply a change that keeps shapes to the storage of every tensor column; shared offsets stay shared."""
+        moved: dict[int, Tensor] = {}
+
+        def move(column: Tensor) -> Tensor:
+            if not jg.is_jagged(column):
+                return change(column)
+            values, offsets = jg.parts(column)
+            if id(offsets) not in moved:
+                moved[id(offsets)] = change(offsets)
+            return jg.jagged(change(values), moved[id(offsets)])
+
+        return type(self)({key: move(column) for key, column in self.batch.items()}, self.non_tensor_batch, self.meta_info)
+
     def _map_rows(
         self,
         dense: Callable[[Tensor], Tensor],
-        ragged: Callable[[Tensor], tuple[slice | Tensor, Tensor]],
+        ragged: Callable[[Tensor], RaggedMove],
         objects: Callable[[ObjectColumn], ObjectColumn],
     ) -> Self:
         """Apply one row operation to every column; the work on offsets is done once for all columns that share them."""
-        moved: dict[int, tuple[slice | Tensor, Tensor]] = {}
+        moved: dict[int, RaggedMove] = {}
 
         def move(column: Tensor) -> Tensor:
             if not jg.is_jagged(column):
@@ -298,6 +321,9 @@ def _intern_offsets(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not jg.is_jagged(column):
             continue
         values, offsets = jg.parts(column)
+        if int(offsets[0]) != 0 or int(offsets[-1]) != len(values):
+            covered = f"{int(offsets[0])}..{int(offsets[-1])}"
+            raise DataError(f"jagged column {key!r} has {len(values)} values, but its offsets cover {covered}")
         shared = next((seen for seen in known if seen is offsets or torch.equal(seen, offsets)), None)
         if shared is None:
             known.append(offsets)
@@ -333,6 +359,8 @@ def _concat_columns(key: str, columns: list[Tensor]) -> Tensor:
             raise DataError(f"concat: rows of column {key!r} have different shapes: {sorted(map(tuple, shapes))}; make it jagged")
         return torch.cat(columns)
     values, offsets = zip(*(jg.parts(column) for column in columns), strict=True)
+    if len({rows.shape[1:] for rows in values}) > 1:
+        raise DataError(f"concat: column {key!r} differs between parts: {', '.join(wire.describe(c) for c in columns)}")
     return jg.jagged(torch.cat(values), jg.offsets_of(torch.cat([o.diff() for o in offsets])))
 
 

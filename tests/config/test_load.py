@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import pytest
+
+from podium.config import RunConfig, explain, optimizer_steps_per_step, read_yaml, resolve, rows_per_step, to_yaml
+from podium.config import check as check_arithmetic
+from podium.errors import ConfigError
+
+SETTINGS = {
+    "name": "small",
+    "model": "char_llama",
+    "task": {"name": "spell_backward"},
+    "actor": {"optim": {"lr": 1e-3}, "mini_batch_prompts": 4},
+    "rollout": {"sampling": {"n": 4, "max_new_tokens": 8}},
+    "trainer": {"total_steps": 3, "prompts_per_step": 8},
+}
+
+
+def test_overrides_reach_their_field_and_the_last_one_wins():
+    config = resolve(
+        SETTINGS, ["actor.optim.lr=4e-4", "seed=1", "seed=2", "rollout.sampling.stop=['x','y']", "actor.optim.betas=[0.8,0.9]"]
+    )
+    assert config.actor.optim.lr == 4e-4
+    assert config.seed == 2
+    assert config.rollout.sampling.stop == ("x", "y")
+    assert config.actor.optim.betas == (0.8, 0.9)
+
+
+def test_model_may_be_a_string():
+    assert resolve(SETTINGS, ["model=some/model"]).model.path == "some/model"
+    changed = resolve(SETTINGS, ["model.dtype=bfloat16"])
+    assert (changed.model.path, changed.model.dtype) == ("char_llama", "bfloat16")
+    other = resolve(changed, ["model=other/model", "model.override_config.hidden_size=8"]).model
+    assert (other.path, other.dtype, other.override_config) == ("other/model", "float32", {"hidden_size": 8})
+
+
+def test_yaml_reads_back_equal(tmp_path):
+    config = resolve(SETTINGS, ["warmup.targets.copy=0.3"])
+    (tmp_path / "c.yaml").write_text(to_yaml(config))
+    assert resolve(read_yaml(tmp_path / "c.yaml")) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("actr.optim.lr=1", "unknown key 'actr'; did you mean 'actor'?"),
+        ("actor.optim.lrr=1", "unknown key 'actor.optim.lrr'; did you mean 'lr'?"),
+        ("actor.optim.lr=abc", "actor.optim.lr: input should be a valid number, got 'abc'"),
+        ("actor.optim.lr=-1", "actor.optim.lr: input should be greater than 0, got -1"),
+        ("trainer.total_steps=1.5", "trainer.total_steps: input should be a valid integer, got 1.5"),
+        ("seed=true", "seed: input should be a valid integer, got True"),
+        ("runtime=rya", "runtime: input should be 'auto', 'inline' or 'ray', got 'rya'"),
+        ("name=a/b", "name is part of a folder's name"),
+        ("seed", "an override is written key=value, got 'seed'"),
+        ("seed=[1", "the overrides cannot be read"),
+    ],
+)
+def test_bad_overrides_say_what_is_wrong(override, expected):
+    with pytest.raises(ConfigError) as caught:
+        resolve(SETTINGS, [override])
+    assert expected in str(caught.value)
+
+
+def test_all_bad_keys_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        resolve(SETTINGS, ["sede=1", "trainer.totl_steps=2"])
+    assert "'seed'" in str(caught.value)
+    assert "'total_steps'" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "a: [", "\x00"])
+def test_a_file_that_is_no_config_is_named(tmp_path, content):
+    path = tmp_path / "c.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"c\.yaml"):
+        read_yaml(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        read_yaml(tmp_path / "nothing.yaml")
+
+
+def test_arithmetic_by_hand():
+    """Field report K3: prompts=8, n=4, mini=4 prompts, 2 ranks -> 32 rows, 2 optimizer steps, 8 rows a rank and step."""
+    config = resolve(SETTINGS, ["num_workers=2"])
+    assert rows_per_step(config) == 32
+    assert optimizer_steps_per_step(config) == 2
+    text = "\n".join(explain(config))
+    assert "8 prompts x 4 samples = 32 rows per step" in text
+    assert "= 2 optimizer steps per step" in text
+    assert "16 rows per optimizer step, 8 per rank" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("actor.mini_batch_prompts=3", "8 / 3 leaves 2 prompts over"),
+        ("rollout.sampling.n=1", "must be at least 2, got 1"),
+        ("task.num_train=4", "(8) is more than task.num_train (4)"),
+        ("actor.engine.max_tokens_per_micro_batch=8", "do not fit"),
+        ("rollout.sampling.temperature=0", "greedy samples"),
+    ],
+)
+def test_arithmetic_that_cannot_work_is_shown(override, expected):
+    with pytest.raises(ConfigError) as caught:
+        check_arithmetic(resolve(SETTINGS, [override]))
+    assert expected in str(caught.value)
+
+
+def test_inline_refuses_more_than_one_worker():
+    with pytest.raises(ConfigError, match="use runtime=ray"):
+        check_arithmetic(resolve(SETTINGS, ["runtime=inline", "num_workers=2"]))
+
+
+def test_auto_runtime():
+    assert resolve(SETTINGS).runtime_name == "inline"
+    assert resolve(SETTINGS, ["num_workers=2"]).runtime_name == "ray"
+
+
+def test_configs_are_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        resolve(SETTINGS).seed = 3  # type: ignore[misc]
+
+
+def test_every_setting_is_documented():
+    def undocumented(model, prefix=""):
+        for name, field in model.model_fields.items():
+            if not field.description:
+                yield prefix + name
+            if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
+                yield from undocumented(field.annotation, f"{prefix}{name}.")
+
+    assert list(undocumented(RunConfig)) == []

@@ -1,0 +1,98 @@
+"""Batches with every kind of column, and the plain Python rows that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from podium.protocol import DataProto
+from podium.protocol.jagged import jagged, offsets_of, parts
+
+META = {"step": 7, "notes": {"seen": [1]}}
+
+
+class Row(NamedTuple):
+    """One row: a number, a text, two ragged columns of equal lengths, and a ragged column of pairs with lengths of its own."""
+
+    number: int
+    text: str | None
+    tokens: tuple[int, ...]
+    pairs: tuple[tuple[float, float], ...]
+
+    @property
+    def gains(self) -> tuple[float, ...]:
+        return tuple(token / 4 for token in self.tokens)
+
+
+def ragged(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *trailing: int) -> Tensor:
+    """A jagged column, of no rows too."""
+    values = torch.tensor([item for row in rows for item in row], dtype=dtype).reshape(-1, *trailing)
+    return jagged(values, offsets_of(torch.tensor([len(row) for row in rows], dtype=torch.int64)))
+
+
+def batch_of(rows: Sequence[Row]) -> DataProto:
+    """The rows as columns; `tokens` and `gains` come with offsets of their own, which are equal."""
+    return DataProto(
+        {
+            "number": torch.tensor([row.number for row in rows], dtype=torch.int64),
+            "square": torch.tensor([[row.number**2, 1.0] for row in rows], dtype=torch.bfloat16).reshape(-1, 2),
+            "tokens": ragged([row.tokens for row in rows]),
+            "gains": ragged([row.gains for row in rows], torch.float32),
+            "pairs": ragged([row.pairs for row in rows], torch.float64, 2),
+        },
+        {"text": [row.text for row in rows]},
+        META,
+    )
+
+
+def rows_of(data: DataProto) -> list[Row]:
+    """What a batch made by `batch_of` holds, read without any operation of DataProto's own."""
+    return [
+        Row(number, text, tuple(tokens), tuple(map(tuple, pairs)))
+        for number, text, tokens, pairs in zip(
+            data.batch["number"].tolist(),
+            data.non_tensor_batch["text"],
+            lists_of(data.batch["tokens"]),
+            lists_of(data.batch["pairs"]),
+            strict=True,
+        )
+    ]
+
+
+def lists_of(column: Tensor) -> list[list[Any]]:
+    values, offsets = parts(column)
+    ends = offsets.tolist()
+    return [values[start:end].tolist() for start, end in pairwise(ends)]
+
+
+def check(data: DataProto, expected: Sequence[Row]) -> None:
+    """The batch is these rows, in every column; and ragged columns of equal lengths share one offsets object."""
+    assert rows_of(data) == list(expected)
+    assert type(len(data)) is int
+    assert len(data) == len(expected)
+    assert data.batch["square"].tolist() == [[float(torch.tensor(row.number**2).bfloat16()), 1.0] for row in expected]
+    assert lists_of(data.batch["gains"]) == [list(row.gains) for row in expected]
+    assert parts(data.batch["tokens"])[1] is parts(data.batch["gains"])[1]
+    product = data.batch["tokens"] * data.batch["gains"]
+    assert lists_of(product) == [[token * gain for token, gain in zip(row.tokens, row.gains, strict=True)] for row in expected]
+    assert data.meta_info == META
+    dtypes = {key: column.dtype for key, column in data.batch.items()}
+    assert dtypes == {
+        "number": torch.int64,
+        "square": torch.bfloat16,
+        "tokens": torch.int64,
+        "gains": torch.float32,
+        "pairs": torch.float64,
+    }
+
+
+FOUR = (
+    Row(0, "a", (1, 2, 3), ((0.5, 1.5),)),
+    Row(1, None, (), ((2.0, 3.0), (4.0, 5.0))),
+    Row(2, "c", (4,), ()),
+    Row(3, "d", (5, 6), ((6.0, 7.0),)),
+)

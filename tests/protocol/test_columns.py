@@ -1,0 +1,289 @@
+"""Columns: construction, choosing, joining; conflicts name the column and leave both batches as they were."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from podium.errors import DataError
+from podium.observability import Mean, Metrics, Sum
+from podium.protocol import DataProto, Mergeable, object_column
+from podium.protocol.jagged import jagged, parts
+from tests.protocol.builders import FOUR, META, batch_of, check, lists_of, ragged
+
+NAN = float("nan")
+
+
+# -- construction -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tensors", "objects", "message"),
+    [
+        ({"a": torch.ones(2), "b": torch.ones(3)}, {}, "'b' has 3 rows, but 'a' has 2"),
+        ({"a": torch.ones(2)}, {"o": ["x"]}, "'o' has 1 rows, but 'a' has 2"),
+        ({"a": torch.ones(2), "j": ragged([[1]])}, {}, "'j' has 1 rows, but 'a' has 2"),
+        ({"a": torch.ones(2), "s": torch.tensor(1)}, {}, "'s' has no row dimension.*meta_info"),
+        ({"j": jagged(torch.arange(5), torch.tensor([1, 2, 5]))}, {}, r"'j' has 5 values, but its offsets cover 1\.\.5"),
+        ({"j": jagged(torch.arange(9), torch.tensor([0, 2, 5]))}, {}, r"'j' has 9 values, but its offsets cover 0\.\.5"),
+        ({"j": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, {}, "layout=torch.jagged"),
+        ({"j": torch.nested.narrow(torch.ones(2, 5), 1, 1, torch.tensor([2, 3]), layout=torch.jagged)}, {}, "contiguous"),
+    ],
+)
+def test_columns_that_cannot_be_rows_are_refused(tensors: dict[str, Tensor], objects: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        DataProto(tensors, objects)
+
+
+def test_torchs_own_jagged_tensors_are_columns() -> None:
+    rows = [torch.tensor([1.0, 2.0]), torch.tensor([]), torch.tensor([3.0])]
+    data = DataProto(
+        {
+            "a": torch.nested.nested_tensor(rows, layout=torch.jagged),
+            "b": torch.nested.as_nested_tensor(rows, layout=torch.jagged),
+        }
+    )
+    assert lists_of(data.batch["a"] * data.batch["b"]) == [[1.0, 4.0], [], [9.0]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[1, 2], [3, 4]],
+        [(1, 2), (3, 4)],
+        ["a", "bc"],
+        [None, None],
+        [{"a": 1}, {}],
+        [np.zeros(2), np.zeros(2)],
+        [torch.ones(2), torch.ones(2)],
+        [[], []],
+    ],
+)
+def test_an_object_column_keeps_one_object_a_row(rows: list[Any]) -> None:
+    """B7: rows of equal length do not become an array of two dimensions."""
+    column = object_column(rows)
+    assert (column.shape, column.dtype) == ((2,), np.dtype(object))
+    assert all(mine is theirs for mine, theirs in zip(column, rows, strict=True))
+    data = DataProto(non_tensor_batch={"o": rows})
+    assert data.repeat(2).non_tensor_batch["o"].shape == (4,)
+
+
+def test_rows_of_equal_and_of_different_lengths_join() -> None:
+    """B7: [[1,2],[3,4]] and [[1],[2,3,4]] make four rows, each a list."""
+    joined = DataProto.concat([DataProto(non_tensor_batch={"o": rows}) for rows in ([[1, 2], [3, 4]], [[1], [2, 3, 4]])])
+    assert joined.non_tensor_batch["o"].tolist() == [[1, 2], [3, 4], [1], [2, 3, 4]]
+    assert joined.non_tensor_batch["o"].shape == (4,)
+
+
+# -- choosing -----------------------------------------------------------------------------------------------------------
+
+
+def test_select_takes_the_named_columns_and_shares_their_storage() -> None:
+    data = batch_of(FOUR)
+    chosen = data.select(["number"], [], ["step"])
+    assert (list(chosen.batch), list(chosen.non_tensor_batch), chosen.meta_info) == (["number"], [], {"step": 7})
+    assert chosen.batch["number"].data_ptr() == data.batch["number"].data_ptr()
+    check(data.select(), FOUR)
+
+
+def test_pop_moves_columns_and_rename_keeps_their_place() -> None:
+    data = batch_of(FOUR)
+    taken = data.pop(["tokens"], ["text"], ["notes"])
+    assert (list(taken.batch), list(taken.non_tensor_batch), list(taken.meta_info)) == (["tokens"], ["text"], ["notes"])
+    assert (list(data.batch), list(data.non_tensor_batch), list(data.meta_info)) == (
+        ["number", "square", "gains", "pairs"],
+        [],
+        ["step"],
+    )
+    assert data.rename("square", "sq") is data
+    assert list(data.batch) == ["number", "sq", "gains", "pairs"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda data: data.select(["nmber"]), "no tensor column 'nmber'; did you mean 'number'"),
+        (lambda data: data.pop(["number"], ["txt"]), "no object column 'txt'; did you mean 'text'"),
+        (lambda data: data.pop(["number"], ["text"], ["stp"]), "no meta key 'stp'; did you mean 'step'"),
+        (lambda data: data.rename("x", "y"), "no tensor column 'x'; there are: number, square"),
+        (lambda data: data.rename("number", "pairs"), "'pairs' exists already; pop it before renaming 'number'"),
+    ],
+)
+def test_an_unknown_name_changes_nothing(call: Any, message: str) -> None:
+    data = batch_of(FOUR)
+    with pytest.raises(DataError, match=message):
+        call(data)
+    check(data, FOUR)
+
+
+# -- union --------------------------------------------------------------------------------------------------------------
+
+
+def test_union_adds_in_place_and_accepts_equal_values() -> None:
+    data = DataProto({"a": torch.tensor([1.0, NAN]), "j": ragged([[1], [2, 3]])}, {"o": [[NAN], None]}, {"x": NAN})
+    other = DataProto({"a": torch.tensor([1.0, NAN]), "k": ragged([[4], [5, 6]])}, {"o": [[NAN], None]}, {"x": NAN, "y": 2})
+    assert data.union(other) is data
+    assert (list(data.batch), data.meta_info["y"]) == (["a", "j", "k"], 2)
+    assert lists_of(data.batch["j"] * data.batch["k"]) == [[4], [10, 18]]
+
+
+EQUAL_PAIRS: list[tuple[Any, Any]] = [
+    (torch.tensor([1.0, NAN]), torch.tensor([1.0, NAN])),
+    (torch.tensor([1.0, NAN], dtype=torch.bfloat16), torch.tensor([1.0, NAN], dtype=torch.bfloat16)),
+    (np.array([NAN, 1.0]), np.array([NAN, 1.0])),
+    ({"a": [NAN, (1, np.float32("nan"))]}, {"a": [NAN, (1, np.float32("nan"))]}),
+    (ragged([[1], []]), ragged([[1], []])),
+]
+DIFFERENT_PAIRS: list[tuple[Any, Any]] = [
+    (torch.tensor([1.0, NAN]), torch.tensor([NAN, 1.0])),
+    (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64)),
+    (torch.tensor([1.0]), torch.tensor([[1.0]])),
+    (torch.tensor([1]), np.array([1])),
+    (np.array([1.0]), [1.0]),
+    (np.array([1, 2]), np.array([1, 3])),
+    ([1, 2], (1, 2)),
+    ({"a": 1}, {"a": 1, "b": 2}),
+    (ragged([[1], [2]]), ragged([[1, 2], []])),
+    (NAN, 1.0),
+    (None, 0),
+]
+
+
+@pytest.mark.parametrize(("mine", "theirs"), EQUAL_PAIRS)
+def test_equal_meta_values_do_not_conflict(mine: Any, theirs: Any) -> None:
+    assert list(DataProto(meta_info={"m": mine}).union(DataProto(meta_info={"m": theirs})).meta_info) == ["m"]
+
+
+@pytest.mark.parametrize(("mine", "theirs"), DIFFERENT_PAIRS)
+def test_different_meta_values_conflict(mine: Any, theirs: Any) -> None:
+    data = DataProto({"a": torch.ones(1)}, meta_info={"m": mine})
+    with pytest.raises(DataError, match="union: meta key 'm' is in both batches with different values"):
+        data.union(DataProto({"b": torch.ones(1)}, meta_info={"m": theirs}))
+    assert (list(data.batch), data.meta_info["m"] is mine) == (["a"], True)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (DataProto({"new": torch.ones(4), "number": torch.ones(4)}), "tensor column 'number'"),
+        (DataProto({"new": torch.ones(4), "tokens": ragged([[1, 2], [3], [4], [5, 6]])}), "tensor column 'tokens'"),
+        (DataProto({"new": torch.ones(4)}, {"text": ["a", None, "c", "D"]}), "object column 'text'"),
+        (DataProto({"new": torch.ones(4)}, {}, {"step": 8}), "meta key 'step'"),
+        (DataProto({"new": torch.ones(3)}), "equal row counts, got 4 and 3"),
+    ],
+)
+def test_a_conflict_names_the_column_and_changes_nothing(other: DataProto, message: str) -> None:
+    data, before = batch_of(FOUR), copy.copy(other.batch)
+    with pytest.raises(DataError, match=message):
+        data.union(other)
+    check(data, FOUR)
+    assert other.batch.keys() == before.keys()
+    assert len(data.batch) == 5
+
+
+# -- concat -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (
+            {"a": torch.ones(1), "b": torch.ones(1)},
+            {"a": torch.ones(1), "c": torch.ones(1)},
+            r"part 1 .*missing \['b'\], extra \['c'\]",
+        ),
+        ({"a": torch.ones(1)}, {"a": torch.ones(1, dtype=torch.int64)}, r"'a' differs between parts: float32\[1\], int64\[1\]"),
+        (
+            {"a": torch.ones(1, 2)},
+            {"a": ragged([[1.0, 1.0]], torch.float32)},
+            r"'a' differs between parts: float32\[1, 2\], float32\[1, \*\]",
+        ),
+        ({"a": torch.ones(1, 2)}, {"a": torch.ones(1, 3)}, r"'a' have different shapes: \[\(2,\), \(3,\)\]; make it jagged"),
+        (
+            {"a": ragged([[[1, 2]]], torch.int64, 2)},
+            {"a": ragged([[[1]]], torch.int64, 1)},
+            r"'a' differs.*int64\[1, \*, 2\], int64\[1, \*, 1\]",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(first: dict[str, Tensor], second: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        DataProto.concat([DataProto(first), DataProto(second)])
+
+
+def test_concat_of_no_parts_and_of_different_object_columns_is_refused() -> None:
+    with pytest.raises(DataError, match="at least one batch"):
+        DataProto.concat([])
+    with pytest.raises(DataError, match=r"part 1 .* object columns: missing \['o'\], extra \['p'\]"):
+        DataProto.concat([DataProto(non_tensor_batch={"o": [1]}), DataProto(non_tensor_batch={"p": [1]})])
+
+
+class Steps:
+    """A meta value of a user's own, which knows how to merge."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def merge(self, others: Sequence[Steps], /) -> Steps:
+        return Steps(*self.numbers, *(number for other in others for number in other.numbers))
+
+
+def test_metrics_and_other_mergeables_merge_when_batches_are_joined() -> None:
+    parts_ = [
+        DataProto(meta_info={"metrics": Metrics({"loss": Mean(4, 1), "tokens": Sum(1)}), "steps": Steps(1)}),
+        DataProto(meta_info={"metrics": Metrics({"loss": Mean(3, 3), "rows": Sum(5)}), "steps": Steps(2, 3)}),
+        DataProto(),
+    ]
+    meta = DataProto.concat(parts_).meta_info
+    assert meta["metrics"].to_floats() == {"loss": 1.75, "tokens": 1.0, "rows": 5.0}
+    assert isinstance(meta["steps"], Mergeable)
+    assert meta["steps"].numbers == (1, 2, 3)
+
+
+def test_other_meta_must_agree_but_may_be_missing() -> None:
+    data = DataProto.concat(
+        [DataProto(meta_info={"a": 1}), DataProto(meta_info={"b": NAN}), DataProto(meta_info={"b": NAN, "a": 1})]
+    )
+    assert data.meta_info["a"] == 1
+    assert data.meta_info.keys() == {"a", "b"}
+    with pytest.raises(DataError, match="meta 'a' is 1 in part 1 but 2 in part 2"):
+        DataProto.concat([DataProto(), DataProto(meta_info={"a": 1}), DataProto(meta_info={"a": 2})])
+
+
+# -- copies -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copied", [DataProto.clone, copy.deepcopy])
+def test_a_clone_shares_nothing(copied: Any) -> None:
+    data = batch_of(FOUR)
+    clone = copied(data)
+    check(clone, FOUR)
+    for key in ("number", "square"):
+        clone.batch[key].fill_(5)
+    for key in ("tokens", "gains", "pairs"):
+        for tensor in parts(clone.batch[key]):
+            tensor.fill_(5)
+    clone.non_tensor_batch["text"][0] = "changed"
+    clone.meta_info["notes"]["seen"].append(2)
+    check(data, FOUR)
+    assert data.meta_info == META
+
+
+def test_a_clone_copies_the_objects_of_rows() -> None:
+    data = DataProto(non_tensor_batch={"o": [[1], [2]]})
+    data.clone().non_tensor_batch["o"][0].append(9)
+    assert data.non_tensor_batch["o"].tolist() == [[1], [2]]
+
+
+def test_repr_shows_columns_and_no_values() -> None:
+    assert repr(batch_of(FOUR)) == (
+        "DataProto(4 rows; number: int64[4], square: bfloat16[4, 2], tokens: int64[4, *], gains: float32[4, *], "
+        "pairs: float64[4, *, 2], text: objects; meta: step, notes)"
+    )
+    assert repr(DataProto()) == "DataProto(0 rows; ; meta: none)"
