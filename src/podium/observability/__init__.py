@@ -1,0 +1,39 @@
+"""What happened in a run: typed metrics, timings, the files of the run directory, the display and the curve.
+
+Nothing is configured on import; warnings go to the standard loggers under `podium.observability`.
+"""
+
+from podium.observability.curve import draw_curve
+from podium.observability.jsonl import read_rows
+from podium.observability.metrics import Last, Max, Mean, Metric, Metrics, Min, Sum
+from podium.observability.names import RESPONSE_LENGTH, REWARD, THROUGHPUT, TIMING_PREFIX, VALIDATION_SCORE, WARMUP_LOSS
+from podium.observability.progress import Progress
+from podium.observability.recorder import METRICS_FILE, SAMPLES_FILE, Recorder, Sample
+from podium.observability.spans import SpanListener, Spans
+from podium.observability.trackers import Tracker
+
+__all__ = [
+    "METRICS_FILE",
+    "RESPONSE_LENGTH",
+    "REWARD",
+    "SAMPLES_FILE",
+    "THROUGHPUT",
+    "TIMING_PREFIX",
+    "VALIDATION_SCORE",
+    "WARMUP_LOSS",
+    "Last",
+    "Max",
+    "Mean",
+    "Metric",
+    "Metrics",
+    "Min",
+    "Progress",
+    "Recorder",
+    "Sample",
+    "SpanListener",
+    "Spans",
+    "Sum",
+    "Tracker",
+    "draw_curve",
+    "read_rows",
+]

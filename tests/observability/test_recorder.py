@@ -1,0 +1,214 @@
+"""The files of a run: exact, strict, cut on resume, and safe from trackers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+import torch
+
+from podium.errors import DataError, MissingExtraError
+from podium.observability import METRICS_FILE, SAMPLES_FILE, Recorder, Sample, read_rows, recorder
+
+
+def reject_constant(text: str) -> NoReturn:
+    raise AssertionError(f"{text} is not JSON")
+
+
+def strict_rows(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line, parse_constant=reject_constant) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def sample(**changes: object) -> Sample:
+    fields: dict[str, object] = {"uid": "u1", "sample_index": 0, "weight_version": 3, "prompt": "2+2", "response": "4"}
+    return Sample(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_floats_round_trip_and_step_comes_first(tmp_path: Path) -> None:
+    metrics = {"actor/pg_loss": 0.1 + 0.2, "tiny": 5e-324, "big": 1.7976931348623157e308, "third": 1 / 3, "neg": -0.0}
+    with Recorder(tmp_path) as rec:
+        rec.log_step(1, metrics)
+        rec.log_step(2, {"np": np.float32(0.1), "torch": torch.tensor(2.0)})
+    first, second = strict_rows(tmp_path / METRICS_FILE)
+    assert list(first) == ["step", *metrics]
+    assert first == {"step": 1, **metrics}
+    assert math.copysign(1, float(str(first["neg"]))) == -1
+    assert second == {"step": 2, "np": float(np.float32(0.1)), "torch": 2.0}
+
+
+def test_non_finite_values_are_null(tmp_path: Path) -> None:
+    with Recorder(tmp_path) as rec:
+        rec.log_step(1, {"a": math.nan, "b": math.inf, "c": 1.0})
+    assert strict_rows(tmp_path / METRICS_FILE) == [{"step": 1, "a": None, "b": None, "c": 1.0}]
+
+
+def test_each_line_is_on_disk_at_once(tmp_path: Path) -> None:
+    rec = Recorder(tmp_path)
+    rec.log_step(1, {"a": 1})
+    assert len(strict_rows(tmp_path / METRICS_FILE)) == 1
+    rec.close()
+
+
+def test_a_step_has_one_row(tmp_path: Path) -> None:
+    with Recorder(tmp_path) as rec:
+        rec.log_step(0, {})
+        rec.log_step(5, {})
+        for step in (5, 4):
+            with pytest.raises(DataError, match=rf"truncate_after\({step - 1}\)"):
+                rec.log_step(step, {})
+        with pytest.raises(DataError, match="'step'"):
+            rec.log_step(6, {"step": 1.0})
+    with Recorder(tmp_path) as again, pytest.raises(DataError, match="cannot follow step 5"):
+        again.log_step(5, {})
+
+
+def test_samples_are_traceable_plain_json(tmp_path: Path) -> None:
+    extra = {
+        "score": torch.tensor(0.5),
+        "mask": np.array([1, 0]),
+        "n": np.int64(3),
+        "nan": np.float32("nan"),
+        "uid": "never wins",
+    }
+    with Recorder(tmp_path) as rec:
+        rec.log_samples(
+            7, [sample(reward=np.float32(0.5), response="né\nü\ud800", extra=extra), sample(extra={"path": Path("x")})]
+        )
+    first, second = strict_rows(tmp_path / SAMPLES_FILE)
+    assert list(first)[:4] == ["step", "uid", "sample_index", "weight_version"]
+    assert first == {
+        "step": 7, "uid": "u1", "sample_index": 0, "weight_version": 3, "prompt": "2+2", "response": "né\nü\ud800",
+        "answer": None, "reward": 0.5, "split": "train", "score": 0.5, "mask": [1, 0], "n": 3, "nan": None,
+    }  # fmt: skip
+    assert second["path"] == "x"
+
+
+def test_resume_cuts_later_rows_and_a_torn_line(tmp_path: Path) -> None:
+    with Recorder(tmp_path) as rec:
+        for step in range(1, 6):
+            rec.log_samples(step, [sample(), sample(sample_index=1)])
+            rec.log_step(step, {"x": step / 3})
+    for name in (METRICS_FILE, SAMPLES_FILE):
+        with (tmp_path / name).open("ab") as file:
+            file.write('{"step": 6, "prompt": "né'.encode()[:-1])
+    assert [row["step"] for row in read_rows(tmp_path / METRICS_FILE)] == [1, 2, 3, 4, 5]
+    with Recorder(tmp_path) as rec:
+        rec.truncate_after(3)
+        rec.log_step(4, {"x": 9.0})
+    assert strict_rows(tmp_path / METRICS_FILE) == [{"step": s, "x": x} for s, x in ((1, 1 / 3), (2, 2 / 3), (3, 1.0), (4, 9.0))]
+    assert [row["step"] for row in strict_rows(tmp_path / SAMPLES_FILE)] == [1, 1, 2, 2, 3, 3]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_torn_line_is_cut_without_truncating_too(tmp_path: Path) -> None:
+    (tmp_path / METRICS_FILE).write_bytes(b'{"step": 1}\n{"step": 2, "a')
+    with Recorder(tmp_path) as rec:
+        rec.log_step(2, {"a": 1})
+    assert strict_rows(tmp_path / METRICS_FILE) == [{"step": 1}, {"step": 2, "a": 1.0}]
+
+
+def test_damage_inside_the_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / METRICS_FILE).write_bytes(b'{"step": 1}\n\0\0\n{"step": 3}\n')
+    with pytest.raises(DataError, match=r"metrics.jsonl:2 is not JSON"):
+        Recorder(tmp_path)
+
+
+class Raising:
+    def log(self, step: int, metrics: Mapping[str, float], /) -> None:
+        raise ConnectionError("no network")
+
+    def close(self) -> None:
+        raise ConnectionError("still none")
+
+
+class Hanging:
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def log(self, step: int, metrics: Mapping[str, float], /) -> None:
+        self.release.wait(30)
+
+    def close(self) -> None: ...
+
+
+class Listing:
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.closed = False
+
+    def log(self, step: int, metrics: Mapping[str, float], /) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_bad_trackers_cost_one_warning_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field report M2: one that raises, one that hangs, an odd name; training finishes and the local file has everything."""
+    monkeypatch.setattr(recorder, "CLOSE_TIMEOUT_S", 0.2)
+    hanging, listing = Hanging(), Listing()
+    start = time.monotonic()
+    with caplog.at_level(logging.WARNING), Recorder(tmp_path, trackers=[Raising(), hanging, listing]) as rec:
+        for step in range(1, 6):
+            rec.log_step(step, {"odd name//": step})
+    assert time.monotonic() - start < 5
+    hanging.release.set()
+    assert len(strict_rows(tmp_path / METRICS_FILE)) == 5
+    assert listing.rows == [(step, {"odd name//": float(step)}) for step in range(1, 6)]
+    assert listing.closed
+    warned = sorted(record.getMessage() for record in caplog.records)
+    assert len(warned) == 2
+    assert warned[0].startswith("tracker Hanging did not finish")
+    assert "failed at step 1 (ConnectionError: no network)" in warned[1]
+
+
+def test_a_slow_tracker_drops_steps_rather_than_wait(caplog: pytest.LogCaptureFixture) -> None:
+    from podium.observability.trackers import Isolated
+
+    hanging = Hanging()
+    isolated = Isolated(hanging, max_waiting=2)
+    for step in range(10):
+        isolated.log(step, {})
+    isolated.close(timeout_s=0.1)
+    hanging.release.set()
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == ["tracker Hanging is 2 steps behind"]
+
+
+def test_tensorboard_hides_what_was_cut(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for steps in (range(1, 4), range(2, 4)):
+        with Recorder(tmp_path, tensorboard=True) as rec:
+            rec.truncate_after(steps[0] - 1)
+            for step in steps:
+                rec.log_step(step, {"actor/loss": step * len(steps)})
+        time.sleep(1.1)  # event files are ordered by the second in their name
+    events = accumulator.EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("actor/loss")] == [(1, 3.0), (2, 4.0), (3, 6.0)]
+
+
+def test_missing_tensorboard_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingExtraError, match=r"\[tensorboard\]"):
+        Recorder(tmp_path, tensorboard=True)
+
+
+def test_import_brings_no_optional_package_and_configures_nothing() -> None:
+    code = (
+        "import logging, sys, podium.observability;"
+        "assert not logging.getLogger().handlers and not logging.getLogger('podium').handlers;"
+        "assert not {'tensorboard', 'matplotlib', 'torch', 'numpy'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
