@@ -1,0 +1,45 @@
+"""Advantages from outcome rewards. Pure functions; legend: B rows, U groups (prompts)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from podium.errors import DataError
+
+
+def group_ids(uids: Sequence[Hashable]) -> Tensor:
+    """[B] int64: rows of the same uid get the same number, whatever their order; numbers follow first appearance.
+
+    >>> group_ids(["b", "a", "b"])
+    tensor([0, 1, 0])
+    """
+    numbers: dict[Hashable, int] = {}
+    return torch.tensor([numbers.setdefault(uid, len(numbers)) for uid in uids], dtype=torch.int64)
+
+
+def grpo_advantages(scores_B: Tensor, groups_B: Tensor, *, norm_by_std: bool = True) -> Tensor:
+    """GRPO's advantage of each row: (score - mean of its group) / (standard deviation of its group + 1e-6), [B] float32.
+
+    The deviation is the unbiased one (n - 1). Without `norm_by_std` the centred score alone (Dr.GRPO). A group whose scores
+    are all equal, and so a group of one, gets exactly 0: it has no baseline to differ from. Computed in float64.
+    Source: Shao et al. 2024, "DeepSeekMath", section 4.1.2 (outcome supervision); Liu et al. 2025, "Understanding
+    R1-Zero-Like Training", for the variant. Raises DataError for scores that are not finite.
+    """
+    scores = scores_B.double()
+    if not bool(torch.isfinite(scores).all()):
+        bad = int((~torch.isfinite(scores)).nonzero()[0])
+        raise DataError(f"the score of row {bad} is {float(scores[bad])}; a failed reward must be dropped before advantages")
+    num_groups = int(groups_B.max()) + 1 if len(groups_B) else 0
+    count_U = torch.zeros(num_groups, dtype=torch.float64).index_add_(0, groups_B, torch.ones_like(scores))
+    mean_U = torch.zeros(num_groups, dtype=torch.float64).index_add_(0, groups_B, scores) / count_U
+    centred_B = scores - mean_U[groups_B]
+    low_U = torch.full((num_groups,), torch.inf, dtype=torch.float64).scatter_reduce_(0, groups_B, scores, "amin")
+    high_U = torch.full((num_groups,), -torch.inf, dtype=torch.float64).scatter_reduce_(0, groups_B, scores, "amax")
+    if norm_by_std:
+        squares_U = torch.zeros(num_groups, dtype=torch.float64).index_add_(0, groups_B, centred_B**2)
+        std_U = (squares_U / (count_U - 1).clamp(min=1)).sqrt()
+        centred_B = centred_B / (std_U[groups_B] + 1e-6)
+    return torch.where((low_U < high_U)[groups_B], centred_B, 0.0).float()

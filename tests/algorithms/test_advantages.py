@@ -1,0 +1,77 @@
+"""GRPO's advantages: by hand, against numpy, and exactly zero where all rewards of a group are equal."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podium.algorithms import group_ids, grpo_advantages
+from podium.errors import DataError
+
+
+def test_two_groups_by_hand() -> None:
+    """Scores 0, 1, 2: mean 1, unbiased deviation 1. Scores 3, 5: mean 4, deviation sqrt(2)."""
+    found = grpo_advantages(torch.tensor([0.0, 1.0, 2.0, 3.0, 5.0]), torch.tensor([0, 0, 0, 1, 1]))
+    assert found.dtype == torch.float32
+    root = math.sqrt(2)
+    assert found.tolist() == pytest.approx([-1, 0, 1, -1 / root, 1 / root], abs=2e-6)
+
+
+def test_without_the_deviation_scores_are_only_centred() -> None:
+    """Dr.GRPO."""
+    found = grpo_advantages(torch.tensor([0.0, 1.0, 5.0]), torch.tensor([0, 0, 0]), norm_by_std=False)
+    assert found.tolist() == [-2.0, -1.0, 3.0]
+
+
+def test_groups_need_not_be_neighbours_and_are_those_of_the_uid() -> None:
+    """H5: rows shuffled as u0, u1, u0, u1; two prompts of the same text have different uids and stay apart."""
+    groups = group_ids(["u0", "u1", "u0", "u1"])
+    assert groups.tolist() == [0, 1, 0, 1]
+    assert grpo_advantages(torch.tensor([1.0, 10.0, 3.0, 30.0]), groups, norm_by_std=False).tolist() == [-1.0, -10.0, 1.0, 10.0]
+    assert group_ids([]).tolist() == []
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.7, 1000.1, -1e30, 1e-30, 0.0])
+@pytest.mark.parametrize("norm_by_std", [True, False])
+def test_equal_rewards_give_exactly_zero(reward: float, norm_by_std: bool) -> None:
+    """H8: seven equal float32 rewards, whose float32 mean is not exactly the reward."""
+    scores = torch.full((7,), reward)
+    assert grpo_advantages(scores, torch.zeros(7, dtype=torch.int64), norm_by_std=norm_by_std).tolist() == [0.0] * 7
+
+
+def test_rewards_that_differ_by_rounding_do_not_spike() -> None:
+    """H8: 0.1 + 0.2 and 0.3 differ in the last bit; that is no success to learn from."""
+    scores = torch.tensor([0.1 + 0.2, 0.3, 0.3], dtype=torch.float64)
+    assert grpo_advantages(scores, torch.zeros(3, dtype=torch.int64)).abs().max() < 1e-9
+
+
+def test_a_group_of_one_and_no_rows() -> None:
+    assert grpo_advantages(torch.tensor([5.0, 1.0, 2.0]), torch.tensor([0, 1, 1]))[0] == 0.0
+    assert grpo_advantages(torch.empty(0), torch.empty(0, dtype=torch.int64)).shape == (0,)
+
+
+def test_group_numbers_may_have_gaps() -> None:
+    assert grpo_advantages(torch.tensor([1.0, 3.0]), torch.tensor([4, 4]), norm_by_std=False).tolist() == [-1.0, 1.0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_not_finite_is_refused_by_row(bad: float) -> None:
+    with pytest.raises(DataError, match=f"the score of row 2 is {bad}"):
+        grpo_advantages(torch.tensor([0.0, 1.0, bad, bad]), torch.zeros(4, dtype=torch.int64))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-5, 5).map(lambda number: number / 8)), min_size=1, max_size=12))
+def test_against_numpy(rows: list[tuple[str, float]]) -> None:
+    scores, groups = np.array([score for _, score in rows]), np.array([uid for uid, _ in rows])
+    expected = np.zeros(len(rows))
+    for uid in set(groups):
+        own = scores[groups == uid]
+        if len(own) > 1:
+            expected[groups == uid] = (own - own.mean()) / (own.std(ddof=1) + 1e-6)
+    found = grpo_advantages(torch.tensor(scores), group_ids(list(groups)))
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-7)
