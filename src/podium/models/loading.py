@@ -1,0 +1,124 @@
+"""A causal language model and its tokenizer from a path, a hub id or the name of a built-in architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as hf_logging
+
+from podium.config import ModelConfig
+from podium.errors import ConfigError, nearest
+from podium.models.char_llama import char_llama_config, char_tokenizer
+
+T = TypeVar("T")
+
+BUILT_IN: dict[str, tuple[Callable[[], PreTrainedConfig], Callable[[], PreTrainedTokenizerBase]]] = {
+    "char_llama": (char_llama_config, char_tokenizer),
+}
+
+
+def load_model(config: ModelConfig, *, seed: int) -> PreTrainedModel:
+    """The model on the CPU, in `config.dtype`. A built-in one has fresh weights drawn from `seed`.
+
+    ConfigError when nothing is found under `path` or an override names no attribute of the model's config.
+    """
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    if config.path in BUILT_IN:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            fresh: PreTrainedModel = AutoModelForCausalLM.from_config(
+                _overridden(BUILT_IN[config.path][0](), config), dtype=dtype
+            )
+            return fresh
+    model_config = _overridden(
+        _found(config, lambda: AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)), config
+    )
+    with _no_progress_bars():
+        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            config.path, config=model_config, dtype=dtype, trust_remote_code=config.trust_remote_code
+        )
+        return loaded
+
+
+def save_model(model: PreTrainedModel, path: str) -> None:
+    """Write the model as a folder that `AutoModelForCausalLM.from_pretrained` loads."""
+    with _no_progress_bars():
+        model.save_pretrained(path)
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The model's tokenizer. ConfigError when there is none, or when it has no end-of-sequence token."""
+    if config.path in BUILT_IN:
+        return BUILT_IN[config.path][1]()
+    tokenizer: PreTrainedTokenizerBase = _found(
+        config, lambda: AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    )
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"the tokenizer of {config.path} has no end-of-sequence token; set eos_token in its tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def check_model_path(config: ModelConfig) -> None:
+    """ConfigError when `path` looks like a folder that is not there, or is no model; cheap, asks no hub and loads no weights."""
+    folder = Path(config.path).expanduser()
+    if config.path in BUILT_IN or (folder / "config.json").is_file():
+        return
+    if folder.exists():
+        raise ConfigError(f"model.path: {config.path} has no config.json; give a folder that save_pretrained wrote")
+    if config.path.startswith(("/", ".", "~")) or config.path.count("/") != 1:
+        hint = nearest(config.path, BUILT_IN)
+        raise ConfigError(
+            f"model.path: no folder {config.path!r}{hint or '.'} "
+            f"Give a folder, a hub id OWNER/NAME, or one of: {', '.join(BUILT_IN)}"
+        )
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token that ends a response: the tokenizer's, and those of the model's generation config."""
+    found = getattr(model.generation_config, "eos_token_id", None)
+    more = found if isinstance(found, list) else [found]
+    ids = [tokenizer.eos_token_id, *more]
+    return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """transformers' bars for loading and saving would tear up a progress display, and small models need none."""
+    had_bars = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if had_bars:
+            hf_logging.enable_progress_bar()
+
+
+def _found(config: ModelConfig, load: Callable[[], T]) -> T:
+    try:
+        return load()
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"model.path: nothing that transformers can load at {config.path!r}: {exc}") from exc
+
+
+def _overridden(model_config: PreTrainedConfig, config: ModelConfig) -> PreTrainedConfig:
+    for key, value in config.override_config.items():
+        if not hasattr(model_config, key):
+            raise ConfigError(
+                f"model.override_config: {type(model_config).__name__} has no {key!r}{nearest(key, vars(model_config))}"
+            )
+        setattr(model_config, key, value)
+    return model_config

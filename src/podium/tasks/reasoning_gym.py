@@ -1,0 +1,89 @@
+"""Tasks of the reasoning-gym library, by name, with that library's own verifier as an exact 0/1 reward."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from podium.config import TaskConfig
+from podium.errors import MissingExtraError, TaskError, nearest
+from podium.tasks.base import Problem, Task, normalised
+
+BLOCK = 4096
+"""Problems drawn at a time."""
+SEED_STRIDE = 100_000_000
+"""reasoning-gym makes problem i of seed s from s + i: seeds of the splits stand further apart than any split is long."""
+MAX_DRAWS_PER_PROBLEM = 200
+"""Draws per wanted problem, after which the dataset is taken to have no more distinct answers."""
+SOLVED = 1.0
+"""The score of a right answer, compared exactly: partial credit adds up to 0.9999999999999998 for some wrong ones."""
+
+
+class ReasoningGymTask(Task):
+    """Problems of one reasoning-gym dataset; distinct answers within a split and between splits."""
+
+    def __init__(self, config: TaskConfig) -> None:
+        self._config = config
+        self._library = _library()
+        self._verifier = self._dataset(seed=0, size=1)
+        self._entries: list[dict[str, Any]] = []
+        used: set[str] = set()
+        self.held_out = self._draw("held_out", 0, config.num_held_out, used)
+        self.validation = self._draw("validation", 1, config.num_validation, used)
+        self.train = self._draw("train", 2, config.num_train, used)
+
+    def verify(self, problem: Problem, response: str) -> float:
+        """1.0 when the library scores the stripped response as a full solution, else 0.0."""
+        return float(self._verifier.score_answer(answer=response.strip(), entry=self._entries[problem.key]) == SOLVED)
+
+    def _draw(self, split: str, number: int, wanted: int, used: set[str]) -> tuple[Problem, ...]:
+        """`wanted` problems whose answers are not in `used`, which grows by them."""
+        problems: list[Problem] = []
+        limit = wanted * MAX_DRAWS_PER_PROBLEM
+        first_seed = (self._config.seed * 3 + number) * SEED_STRIDE
+        for entry in self._stream(first_seed, limit=limit):
+            answer = normalised(entry["answer"])
+            if answer in used:
+                continue
+            used.add(answer)
+            problems.append(
+                Problem(f"{split}-{len(problems)}", self._prompt(entry["question"]), entry["answer"], len(self._entries))
+            )
+            self._entries.append(entry)
+            if len(problems) == wanted:
+                return tuple(problems)
+        raise TaskError(
+            f"{self._config.name} gave {len(problems)} {split} problems with answers of their own in {limit} draws, "
+            f"task.num_{split} asks for {wanted}; lower it or widen task.params"
+        )
+
+    def _stream(self, first_seed: int, *, limit: int) -> Iterator[dict[str, Any]]:
+        for start in range(0, limit, BLOCK):
+            yield from self._dataset(seed=first_seed + start, size=min(BLOCK, limit - start))
+
+    def _dataset(self, *, seed: int, size: int) -> Any:
+        try:
+            return self._library.create_dataset(self._config.name, seed=seed, size=size, **self._config.params)
+        except ValueError as exc:
+            raise TaskError(f"{exc}{nearest(self._config.name, known_names())}") from exc
+        except (TypeError, AssertionError) as exc:
+            raise TaskError(f"task.params {self._config.params} do not fit {self._config.name}: {exc}") from exc
+
+    def _prompt(self, question: str) -> str:
+        return (question.rsplit(": ", 1)[-1] if self._config.prompt == "after_colon" else question) + "\n"
+
+
+def known_names() -> Collection[str]:
+    """Names of the library's datasets."""
+    from reasoning_gym.factory import DATASETS
+
+    names: Collection[str] = DATASETS.keys()
+    return names
+
+
+def _library() -> Any:
+    try:
+        import reasoning_gym
+    except ImportError as exc:
+        raise MissingExtraError("reasoning-gym", "tasks", "a task of reasoning-gym") from exc
+    return reasoning_gym

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+
+from podium.config import TaskConfig
+from podium.errors import RewardError, TaskError
+from podium.tasks import Problem, Task, build_task, check_disjoint, draw_targets, score
+
+SPELL = {"name": "spell_backward", "params": {"min_word_len": 3, "max_word_len": 7}, "prompt": "after_colon"}
+
+
+def small(**changes) -> Task:
+    return build_task(TaskConfig(**{**SPELL, "num_train": 50, "num_validation": 20, "num_held_out": 30, **changes}))
+
+
+def test_splits_are_disjoint_by_normalised_answer_and_of_the_asked_size():
+    task = small()
+    check_disjoint(task)
+    answers = [problem.answer.strip().lower() for split in (task.train, task.validation, task.held_out) for problem in split]
+    assert len(answers) == len(set(answers)) == 100
+    assert (len(task.train), len(task.validation), len(task.held_out)) == (50, 20, 30)
+
+
+def test_the_same_seed_gives_the_same_problems_and_another_seed_others():
+    assert small().train == small().train
+    assert {p.answer for p in small().held_out} != {p.answer for p in small(seed=1).held_out}
+
+
+def test_prompt_is_what_follows_the_colon():
+    problem = small().train[0]
+    assert problem.prompt == problem.answer[::-1] + "\n"
+    whole = small(prompt="question").train[0]
+    assert whole.prompt.startswith("Spell this word backward")
+
+
+def test_the_librarys_verifier_is_an_exact_zero_or_one():
+    """The library's partial credit for a right answer with something behind it comes within 1e-15 of full marks."""
+    task = small()
+    for problem in task.train:
+        right = problem.answer
+        responses = [right, f" {right}\n", right + "x", right[:-1], ""]
+        assert score(task, [problem] * 5, responses) == [1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"name": "spell_bakward"}, "did you mean 'spell_backward'"),
+        ({"params": {"min_lenght": 3}}, "min_lenght"),
+        ({"params": {"min_word_len": 9, "max_word_len": 3}}, "max_word_len must be >= min_word_len"),
+        ({"params": {"min_word_len": 3, "max_word_len": 3}, "num_train": 2000}, "task.num_train asks for 2000"),
+    ],
+)
+def test_a_task_that_cannot_be_built_says_why(changes, expected):
+    with pytest.raises(TaskError) as caught:
+        small(**changes)
+    assert expected in str(caught.value)
+
+
+class Odd(Task):
+    """A task whose verifier returns, or raises, what it is told."""
+
+    def __init__(self, verdict):
+        self.train = self.validation = self.held_out = ()
+        self.verdict = verdict
+
+    def verify(self, problem, response):
+        if isinstance(self.verdict, Exception):
+            raise self.verdict
+        return self.verdict
+
+
+@pytest.mark.parametrize("verdict", [KeyError("gone"), float("nan"), None, "1"])
+def test_a_verifier_that_fails_names_the_row_and_is_never_a_zero(verdict):
+    with pytest.raises(RewardError, match=r"row 0 \(uid u7"):
+        score(Odd(verdict), [Problem("u7", "p", "a", 0)], ["r"])
+
+
+def test_overlapping_splits_are_found():
+    task = Odd(1.0)
+    task.train, task.held_out = (Problem("t", "p", "Abc ", 0),), (Problem("h", "q", "abc", 1),)
+    with pytest.raises(TaskError, match="'abc' is in both the held_out and the train split"):
+        check_disjoint(task)
+
+
+def test_targets_follow_the_mixture_and_are_keyed_by_step():
+    problems = small().train
+    drawn = [target for step in range(40) for target in draw_targets(problems, {"answer": 0.3, "copy": 0.7}, seed=0, step=step)]
+    right = sum(target == problems[row % 50].answer for row, target in enumerate(drawn))
+    assert 0.26 < right / len(drawn) < 0.34  # 2,000 draws: three standard deviations are 0.03; palindromes add a little
+    assert draw_targets(problems, {"answer": 1.0, "copy": 1.0}, seed=0, step=3) == draw_targets(
+        problems, {"answer": 2.0, "copy": 2.0}, seed=0, step=3
+    )
+    assert draw_targets(problems, {"answer": 1.0}, seed=0, step=3) == [problem.answer for problem in problems]
