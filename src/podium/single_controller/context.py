@@ -1,0 +1,47 @@
+"""Which rank this code runs as.
+
+A contextvar rather than environment variables, so that several ranks can live in one process (the inline runtime) and a
+worker built inside another worker belongs to the same rank. A runtime enters it around every line of user code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """A rank's place in its group. The defaults describe a worker that nobody has put into a group."""
+
+    group: str = "standalone"
+    runtime: str = "standalone"
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    threads: int = 0
+    """torch threads while user code runs; 0 leaves torch's own setting."""
+    master_addr: str | None = None
+    master_port: int | None = None
+    """Where the ranks meet; None where the runtime has no collectives."""
+
+
+_current: ContextVar[RankContext | None] = ContextVar("podium_rank_context", default=None)
+
+
+def current_context() -> RankContext:
+    """The rank that this code runs as; a single standalone rank outside any group."""
+    return _current.get() or RankContext()
+
+
+@contextmanager
+def running_as(context: RankContext) -> Iterator[None]:
+    """Run the block as that rank."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,63 @@
+"""A mesh as the controller sees it: for each rank, which shard it works on and whether its result counts.
+
+This is all the controller learns about a worker's parallelism: tensor, pipeline or context parallel peers are ranks that
+share a dp_rank, one of which collects.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from podium.errors import DispatchError
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A checked routing table, indexed by rank. DispatchError, showing the table, unless dp_ranks 0..n-1 collect once each."""
+
+    name: str
+    dp_ranks: tuple[int, ...]
+    """The shard that each rank receives."""
+    collects: tuple[bool, ...]
+    """Whether each rank's result is sent back."""
+
+    @classmethod
+    def flat(cls, world_size: int) -> Self:
+        """Every rank has a shard of its own and collects."""
+        return cls("every rank", tuple(range(world_size)), (True,) * world_size)
+
+    @classmethod
+    def from_rows(cls, name: str, rows: Sequence[tuple[int, bool]]) -> Self:
+        """The table from each rank's (dp_rank, collects)."""
+        return cls(name, tuple(dp_rank for dp_rank, _ in rows), tuple(collects for _, collects in rows))
+
+    def __post_init__(self) -> None:
+        collectors = Counter(dp_rank for dp_rank, collects in zip(self.dp_ranks, self.collects, strict=True) if collects)
+        expected = range(max(self.dp_ranks) + 1)
+        faults = [f"dp_rank {dp_rank} is missing" for dp_rank in expected if dp_rank not in self.dp_ranks]
+        faults += [f"dp_rank {dp_rank} is negative" for dp_rank in sorted(set(self.dp_ranks)) if dp_rank < 0]
+        faults += [f"no rank collects dp_rank {dp_rank}" for dp_rank in sorted(set(self.dp_ranks)) if not collectors[dp_rank]]
+        faults += [f"{count} ranks collect dp_rank {dp_rank}" for dp_rank, count in sorted(collectors.items()) if count > 1]
+        if faults:
+            raise DispatchError(
+                f"mesh {self.name!r} is no routing table: {'; '.join(faults)}. "
+                f"Each dp_rank from 0 up needs exactly one rank that collects.\n{self}"
+            )
+
+    @property
+    def dp_size(self) -> int:
+        """The number of shards."""
+        return max(self.dp_ranks) + 1
+
+    @property
+    def collecting_ranks(self) -> list[int]:
+        """The ranks whose results count, in the order of their shards."""
+        return sorted((rank for rank, collects in enumerate(self.collects) if collects), key=self.dp_ranks.__getitem__)
+
+    def __str__(self) -> str:
+        rows = zip(self.dp_ranks, self.collects, strict=True)
+        lines = [f"{rank:>4}  {dp_rank:>7}  {'yes' if collects else 'no'}" for rank, (dp_rank, collects) in enumerate(rows)]
+        return "\n".join(["rank  dp_rank  collects", *lines])

@@ -1,0 +1,75 @@
+"""What a type checker sees of a registered method: one type in the worker, another on the group.
+
+Nothing here exists at run time, where `@register` returns the function it was given. A checker sees a descriptor
+instead: on an instance it is the method itself, on the class (and `wg.call` is typed as the class) it is the group call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+if TYPE_CHECKING:
+    from podium.single_controller.group_call import GroupCall, GroupFuture
+    from podium.single_controller.worker import Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+LocalT = TypeVar("LocalT")
+GroupT = TypeVar("GroupT")
+
+
+class Registered(Generic[P, LocalT, GroupT]):
+    """A method with parameters P that returns LocalT in its worker and GroupT on the group."""
+
+    @overload
+    def __get__(self, worker: None, owner: Any) -> GroupCall[P, GroupT]: ...
+    @overload
+    def __get__(self, worker: Worker, owner: Any) -> Callable[P, LocalT]: ...
+    def __get__(self, worker: Worker | None, owner: Any) -> GroupCall[P, GroupT] | Callable[P, LocalT]:
+        raise NotImplementedError("a description for type checkers; `register` returns plain functions")
+
+
+class RegisterList(Protocol):
+    """`list[R]` on the group: one result per rank."""
+
+    @overload
+    def __call__(
+        self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /
+    ) -> Registered[P, Coroutine[Any, Any, R], list[R]]: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[S, P], R], /) -> Registered[P, R, list[R]]: ...
+
+
+class RegisterListFuture(Protocol):
+    """`GroupFuture[list[R]]` on the group."""
+
+    @overload
+    def __call__(
+        self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /
+    ) -> Registered[P, Coroutine[Any, Any, R], GroupFuture[list[R]]]: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[S, P], R], /) -> Registered[P, R, GroupFuture[list[R]]]: ...
+
+
+class RegisterOne(Protocol):
+    """`R` on the group, as in the worker."""
+
+    @overload
+    def __call__(
+        self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /
+    ) -> Registered[P, Coroutine[Any, Any, R], R]: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[S, P], R], /) -> Registered[P, R, R]: ...
+
+
+class RegisterOneFuture(Protocol):
+    """`GroupFuture[R]` on the group."""
+
+    @overload
+    def __call__(
+        self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /
+    ) -> Registered[P, Coroutine[Any, Any, R], GroupFuture[R]]: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[S, P], R], /) -> Registered[P, R, GroupFuture[R]]: ...

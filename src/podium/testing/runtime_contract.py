@@ -1,0 +1,384 @@
+"""What every runtime must do, as checks of behaviour that a driver sees. What a runtime cannot do, by its capabilities,
+must be refused with UnsupportedByRuntime.
+
+A check of `CALL_CHECKS` takes a healthy group of four ranks and leaves it healthy; one of `LIFE_CHECKS` takes the
+runtime's name and makes groups of its own, which may end badly. `check_runtime` runs them all.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from podium.errors import CallTimeoutError, GroupClosedError, UnsupportedByRuntime, WorkerError, WorkerLostError
+from podium.protocol import DataProto
+from podium.single_controller import (
+    CAPABILITIES,
+    Dispatch,
+    Execute,
+    Init,
+    ResourcePool,
+    Worker,
+    WorkerGroup,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
+
+WORLD_SIZE = 4
+THREADS = 2
+MESH = ((1, False), (1, True), (0, True), (0, False))
+"""(dp_rank, collects) by rank: two shards of two peers each, in an order that is not the ranks'."""
+
+ContractGroup: TypeAlias = WorkerGroup["ContractWorker"]
+ErrorT = TypeVar("ErrorT", bound=Exception)
+
+
+def check_runtime(runtime: str) -> None:
+    """Run the whole suite on a runtime of that name; the first check that does not hold raises."""
+    with contract_group(runtime) as group:
+        for check in CALL_CHECKS:
+            check(group)
+    for life_check in LIFE_CHECKS:
+        life_check(runtime)
+
+
+def contract_group(runtime: str) -> ContractGroup:
+    """The group that `CALL_CHECKS` share: four ranks of two threads."""
+    made = Init(ContractWorker, MESH)
+    return WorkerGroup(ResourcePool([WORLD_SIZE]), made, runtime=runtime, name="contract", threads_per_rank=THREADS)
+
+
+class ContractWorker(Worker):
+    """Says where and how it runs, and what it was given. It calls no `super().__init__()`, as some workers do not."""
+
+    def __init__(self, mesh: tuple[tuple[int, bool], ...] = ()) -> None:
+        if mesh:
+            self._register_dispatch_collect_info("model", *mesh[self.rank])
+        self.thread = threading.get_ident()
+        self.threads_at_start = torch.get_num_threads()
+        self.log: list[int] = []
+        self.kept: dict[str, Tensor | NDArray[np.float64]] = {}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def place(self) -> tuple[int, int, int, int]:
+        return self.rank, self.world_size, self.local_rank, self.local_world_size
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def environment(self) -> dict[str, str | None]:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        return {name: os.environ.get(name) for name in names}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def threads(self) -> tuple[int, int, bool]:
+        return self.threads_at_start, torch.get_num_threads(), threading.get_ident() == self.thread
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def async_add(self, left: int, *, right: int) -> int:
+        return self.rank + left + right
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def on_rank_zero(self, values: list[int]) -> tuple[int, list[int]]:
+        return self.rank, values
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def tag_rows(self, batch: DataProto, *, factor: int = 1) -> DataProto:
+        ranks = torch.full((len(batch),), self.rank)
+        return DataProto({"x": batch.batch["x"] * factor, "rank": ranks, "shard": torch.full_like(ranks, len(batch))})
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("model"))
+    def tag_rows_on_mesh(self, batch: DataProto) -> DataProto:
+        self.kept["rows"] = batch.batch["x"]
+        return self.tag_rows(batch)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def kept_rows(self) -> list[int]:
+        return [int(row) for row in self.kept["rows"]]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def keep_and_write(self, batch: DataProto, array: NDArray[np.float64]) -> tuple[Tensor, NDArray[np.float64]]:
+        batch.batch["x"].add_(1)
+        batch.non_tensor_batch["row"][0] += 1
+        batch.meta_info["note"][0] += 1
+        array += 1
+        self.kept = {"tensor": batch.batch["x"], "array": array}
+        return batch.batch["x"], array
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def kept_sum(self) -> float:
+        return float(self.kept["tensor"].sum() + self.kept["array"].sum())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def append(self, number: int) -> list[int]:
+        self.log.append(number)
+        return self.log
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def product(self, seed: int) -> tuple[Tensor, Tensor]:
+        return product(seed)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def raise_on(self, rank: int) -> int:
+        if self.rank == rank:
+            raise KeyError(f"raised on rank {rank}")
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sleep_on(self, rank: int, seconds: float) -> int:
+        if self.rank == rank:
+            time.sleep(seconds)
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def die_on(self, rank: int) -> None:
+        if self.rank == rank:
+            os._exit(7)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sum_ranks(self) -> int:
+        self.init_process_group("gloo")
+        total = torch.tensor(self.rank)
+        if self.world_size > 1:
+            dist.all_reduce(total)
+        return int(total)
+
+
+class FailsToStart(Worker):
+    def __init__(self, rank: int) -> None:
+        if self.rank == rank:
+            raise FileNotFoundError("no such model")
+
+
+def product(seed: int) -> tuple[Tensor, Tensor]:
+    """Sums whose order, and so whose last bits, depend on the number of threads."""
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.randn(257, 1023, generator=generator)
+    return left @ left.T, torch.randn(1 << 18, generator=generator).sum()
+
+
+@dataclass
+class Caught(Generic[ErrorT]):
+    """The error that a block raised."""
+
+    _error: ErrorT | None = None
+
+    @property
+    def error(self) -> ErrorT:
+        assert self._error is not None
+        return self._error
+
+
+@contextmanager
+def expected(kind: type[ErrorT]) -> Iterator[Caught[ErrorT]]:
+    """The block must raise an error of that kind; any other passes through. (pytest is not a dependency of this kit.)"""
+    caught: Caught[ErrorT] = Caught()
+    try:
+        yield caught
+    except kind as error:
+        caught._error = error
+        return
+    raise AssertionError(f"{kind.__name__} was expected, nothing was raised")
+
+
+# -- calls: a healthy group in, a healthy group out --------------------------------------------------------------------
+
+
+def check_places(group: ContractGroup) -> None:
+    """Results come in rank order, and each rank knows its place."""
+    assert group.call.place() == [(rank, WORLD_SIZE, rank, WORLD_SIZE) for rank in range(WORLD_SIZE)]
+
+
+def check_rows(group: ContractGroup) -> None:
+    """Rows are split into shards that differ by at most one row, empty ones included, and come back in their order."""
+    for num_rows, shards in ((7, [2, 2, 2, 1]), (5, [2, 1, 1, 1]), (1, [1, 0, 0, 0]), (0, [0, 0, 0, 0])):
+        batch = DataProto({"x": torch.arange(num_rows)})
+        result = group.call.tag_rows(batch=batch, factor=3)
+        assert result.batch["x"].tolist() == [3 * row for row in range(num_rows)]
+        assert result.batch["rank"].tolist() == [rank for rank, size in enumerate(shards) for _ in range(size)]
+        assert batch.batch.keys() == {"x"}, "the caller's batch was changed"
+
+
+def check_mesh(group: ContractGroup) -> None:
+    """Peers get the same shard; the results of the ranks that collect come in the order of the shards, not of the ranks."""
+    result = group.call.tag_rows_on_mesh(DataProto({"x": torch.arange(6)}))
+    assert result.batch["x"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert result.batch["rank"].tolist() == [2, 2, 2, 1, 1, 1]
+    assert group.call.kept_rows() == [[3, 4, 5], [3, 4, 5], [0, 1, 2], [0, 1, 2]]
+
+
+def check_rank_zero(group: ContractGroup) -> None:
+    """Execute.RANK_ZERO passes arguments as they are and returns what rank 0 returned."""
+    assert group.call.on_rank_zero([1, 2, 3, 4]) == (0, [1, 2, 3, 4])
+
+
+def check_async_methods(group: ContractGroup) -> None:
+    """A coroutine method is run to its end."""
+    assert group.call.async_add(10, right=100) == [110, 111, 112, 113]
+
+
+def check_futures(group: ContractGroup) -> None:
+    """Non-blocking calls run in the order they were made; each rank's result is as it was when it was returned."""
+    before = [list(log) for log in group.call.append(-1).get()]
+    futures = [group.call.append(number) for number in range(3)]
+    assert [future.get(timeout=60) for future in futures] == [
+        [[*log, *range(number + 1)] for log in before] for number in range(3)
+    ]
+    assert all(future.done() for future in futures)
+
+
+def check_nothing_is_shared(group: ContractGroup) -> None:
+    """A worker writes into its arguments and what it returned, the driver into what it got: nobody else sees it."""
+    array, row, note = np.zeros(3), np.zeros(3), np.zeros(3)
+    batch = DataProto({"x": torch.zeros(3)}, {"row": [row, None, None]}, {"note": note})
+    results = group.call.keep_and_write(batch, array)
+    for mine in (batch.batch["x"], array, row, note):
+        assert mine.tolist() == [0.0] * 3
+    for tensor, written in results:
+        assert tensor.tolist() == written.tolist() == [1.0] * 3
+        tensor.fill_(9)
+        written.fill(9)
+    assert group.call.kept_sum() == [6.0] * WORLD_SIZE
+
+
+def check_threads(group: ContractGroup) -> None:
+    """Constructor and methods run on one thread with the asked-for number of torch threads; the driver's own stays."""
+    mine = torch.get_num_threads()
+    assert group.call.threads() == [(THREADS, THREADS, True)] * WORLD_SIZE
+    assert torch.get_num_threads() == mine
+
+
+def check_bits(group: ContractGroup) -> None:
+    """With equal threads, the same bits as in the driver."""
+    mine = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    expected = product(seed=0)
+    torch.set_num_threads(mine)
+    for result in group.call.product(seed=0):
+        assert all(map(torch.equal, result, expected))
+
+
+def check_a_rank_raises(group: ContractGroup) -> None:
+    """The error says what, where and how; all ranks having answered, the group is ready again."""
+    with expected(WorkerError) as caught:
+        group.call.raise_on(2)
+    error = caught.error
+    assert (error.cause_type, error.consequences) == ("KeyError", ())
+    assert "raised on rank 2" in error.cause_message
+    assert (error.origin.group, error.origin.method, error.origin.rank) == ("contract", "raise_on", 2)
+    assert error.origin.node == platform.node()
+    assert "in raise_on" in error.remote_traceback
+    assert "single_controller/runtime" not in error.remote_traceback, "the traceback begins in the user's code"
+    assert group.call.raise_on(-1) == [0, 1, 2, 3]
+
+
+def check_wrong_arguments(group: ContractGroup) -> None:
+    """Arguments that do not fit the worker's method are a TypeError on the driver."""
+    with expected(TypeError) as caught:
+        group.tag_rows(DataProto({"x": torch.zeros(4)}), facter=2)
+    assert "facter" in str(caught.error)
+
+
+def check_environment(group: ContractGroup) -> None:
+    """What torch.distributed and ported code read is set in a worker's process, and never in the driver's."""
+    if not CAPABILITIES[group.runtime_name].environment:
+        assert group.call.environment() == [ContractWorker().environment()] * WORLD_SIZE
+        return
+    for rank, environment in enumerate(group.call.environment()):
+        assert environment["RANK"] == environment["LOCAL_RANK"] == str(rank)
+        assert environment["WORLD_SIZE"] == environment["LOCAL_WORLD_SIZE"] == str(WORLD_SIZE)
+        assert environment["MASTER_ADDR"] == "127.0.0.1"
+        assert int(environment["MASTER_PORT"] or 0) > 0
+
+
+def check_collectives(group: ContractGroup) -> None:
+    """Ranks meet in torch.distributed, or are told which runtime lets them."""
+    if CAPABILITIES[group.runtime_name].collectives:
+        assert group.call.sum_ranks() == [6] * WORLD_SIZE
+        return
+    with expected(UnsupportedByRuntime) as caught:
+        group.call.sum_ranks()
+    assert "'ray'" in str(caught.error)
+
+
+# -- lives: groups that end --------------------------------------------------------------------------------------------
+
+
+def check_constructor_fails(runtime: str) -> None:
+    """A constructor that raises is told like a call that raises."""
+    with expected(WorkerError) as caught:
+        WorkerGroup(ResourcePool([2]), Init(FailsToStart, rank=1), runtime=runtime)
+    error = caught.error
+    assert (error.cause_type, error.origin.rank, error.origin.method) == ("FileNotFoundError", 1, "__init__")
+
+
+def check_closed(runtime: str) -> None:
+    """A closed group says so; closing again is harmless. A group of one may have a process group anywhere."""
+    with WorkerGroup(ResourcePool([1]), ContractWorker, runtime=runtime) as group:
+        assert group.call.sum_ranks() == [0]
+        if not CAPABILITIES[runtime].environment and dist.is_initialized():
+            dist.destroy_process_group()
+    group.close()
+    with expected(GroupClosedError) as caught:
+        group.call.place()
+    assert "closed" in str(caught.error)
+
+
+def check_timeouts(runtime: str) -> None:
+    """A call that takes too long names its silent ranks and breaks the group; a runtime without limits refuses them."""
+    with WorkerGroup(ResourcePool([2]), ContractWorker, runtime=runtime) as group:
+        if not CAPABILITIES[runtime].timeouts:
+            with expected(UnsupportedByRuntime) as refused:
+                group.call.sleep_on.options(timeout=1.0)(1, seconds=0.0)
+            assert "'ray'" in str(refused.error)
+            return
+        with expected(CallTimeoutError) as caught:
+            group.call.sleep_on.options(timeout=0.5)(1, seconds=60.0)
+        assert caught.error.silent_ranks == (1,)
+        assert "sleep_on" in str(caught.error)
+        with expected(GroupClosedError) as closed:
+            group.call.place()
+        assert "timed out" in str(closed.error)
+
+
+def check_a_rank_dies(runtime: str) -> None:
+    """A process that ends in a call is a WorkerLostError that names it; the group is broken and says why."""
+    if not CAPABILITIES[runtime].own_processes:
+        return  # a rank that lives in the driver's process dies with it
+    with WorkerGroup(ResourcePool([2]), ContractWorker, runtime=runtime) as group:
+        with expected(WorkerLostError) as caught:
+            group.call.die_on(1)
+        origin = caught.error.origin
+        assert (origin.rank, origin.method) == (1, "die_on")
+        assert origin.pid not in (0, os.getpid())
+        with expected(GroupClosedError) as closed:
+            group.call.place()
+        assert "died" in str(closed.error)
+
+
+CALL_CHECKS: tuple[Callable[[ContractGroup], None], ...] = (
+    check_places,
+    check_rows,
+    check_mesh,
+    check_rank_zero,
+    check_async_methods,
+    check_futures,
+    check_nothing_is_shared,
+    check_threads,
+    check_bits,
+    check_a_rank_raises,
+    check_wrong_arguments,
+    check_environment,
+    check_collectives,
+)
+LIFE_CHECKS: tuple[Callable[[str], None], ...] = (check_constructor_fails, check_closed, check_timeouts, check_a_rank_dies)

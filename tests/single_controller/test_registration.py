@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import inspect
+from typing import Any, cast
+
+import pytest
+
+from podium.errors import RegistrationError
+from podium.protocol import DataProto
+from podium.single_controller import MAGIC_ATTR, Dispatch, Execute, Registration, make_nd_compute_dataproto_dispatch_fn, register
+
+anything = cast(Any, register)  # for calls that a type checker would refuse
+
+
+def test_register_returns_the_function_itself_with_one_record():
+    def update(self: object, batch: DataProto, *, lr: float = 1.0) -> DataProto:
+        """Update."""
+        return batch
+
+    registered = anything(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)(update)
+    assert registered is update
+    assert inspect.isfunction(registered)
+    assert getattr(registered, MAGIC_ATTR) == Registration(Dispatch.DP_COMPUTE_PROTO, Execute.ALL, blocking=False)
+
+
+def test_a_coroutine_method_stays_one():
+    @anything(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def method(self: object) -> None: ...
+
+    assert inspect.iscoroutinefunction(method)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dispatch_mode": "ONE_TO_ALL"}, "dispatch_mode is a member of Dispatch, got 'ONE_TO_ALL'"),
+        ({"dispatch_mode": Dispatch.ONE_TO_ALL, "execute_mode": "all"}, "execute_mode is a member of Execute"),
+        ({"dispatch_mode": Dispatch.DP_COMPUTE_PROTO, "execute_mode": Execute.RANK_ZERO}, "cannot run on RANK_ZERO only"),
+    ],
+)
+def test_modes_that_cannot_work_are_refused_at_decoration(options: dict[str, Any], message: str):
+    with pytest.raises(RegistrationError, match=message):
+        anything(**options)
+
+
+@pytest.mark.parametrize("mode", [Dispatch.DP_COMPUTE_PROTO, make_nd_compute_dataproto_dispatch_fn("m")])
+def test_a_batch_mode_needs_a_method_that_takes_a_batch(mode: Any):
+    decorate = anything(dispatch_mode=mode)
+    for fits in (lambda self, batch: batch, lambda self, *batches: batches, lambda self, *, batch: batch):
+        decorate(fits)
+    for does_not in (lambda self: None, lambda self, **options: options):
+        with pytest.raises(RegistrationError, match="takes no batch"):
+            decorate(does_not)
+
+
+def test_what_is_no_method_is_refused():
+    with pytest.raises(RegistrationError, match="must take self first"):
+        anything(dispatch_mode=Dispatch.ONE_TO_ALL)(lambda: None)
+    with pytest.raises(RegistrationError, match="plain method"):
+        anything(dispatch_mode=Dispatch.ONE_TO_ALL)(staticmethod(lambda self: None))

@@ -1,0 +1,345 @@
+"""What a group looks like from the driver, on the inline runtime; what every runtime must do is in the contract suite."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from typing import Any
+
+import pytest
+import torch
+
+from podium.errors import (
+    ConfigError,
+    DispatchError,
+    GroupClosedError,
+    RegistrationError,
+    ResourceError,
+    UnsupportedByRuntime,
+    WorkerError,
+)
+from podium.protocol import DataProto
+from podium.single_controller import (
+    Dispatch,
+    GroupFuture,
+    Init,
+    ResourcePool,
+    Worker,
+    WorkerGroup,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
+from podium.single_controller.runtime.base import num_cores
+
+
+class Inner(Worker):
+    """A worker inside a worker, made late."""
+
+
+class Probe(Worker):
+    def __init__(self, scale: int = 1, *, answers: tuple[Any, ...] = ()) -> None:
+        self.scale = scale
+        self.answers = answers
+        self.queries = 0
+        self.lasting: list[int] = []
+
+    @property
+    def explosive(self) -> int:
+        raise RuntimeError("looking for methods must not run properties")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def ping(self, x: int, /, y: int = 2) -> list[int]:
+        """Say where, and what."""
+        return [self.rank, x, y]
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def scaled(self, batch: DataProto, *, by: int = 1) -> DataProto:
+        return DataProto({"x": batch.batch["x"] * self.scale * by})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def scaled_later(self, batch: DataProto) -> DataProto:
+        if (batch.batch["x"] < 0).any():
+            raise ValueError("negative")
+        return self.scaled(batch)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def scripted(self, batch: DataProto) -> Any:
+        return self.answers[self.rank]
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("m"))
+    def on_mesh(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_dispatch_info(self, mesh_name: str) -> tuple[int, bool]:
+        self.queries += 1
+        return self.rank, True
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def count_queries(self) -> int:
+        return self.queries
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def inner_ranks(self) -> tuple[int, int]:
+        return Inner().rank, Inner().world_size
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt
+
+    def local(self) -> None: ...
+
+
+def group(num_ranks: int = 2, **init: Any) -> WorkerGroup[Probe]:
+    return WorkerGroup(ResourcePool([num_ranks]), Init(Probe, **init), name="probes")
+
+
+def rows(*values: int) -> DataProto:
+    return DataProto({"x": torch.tensor(values)})
+
+
+# -- proxies ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_proxy_has_the_methods_name_doc_and_signature():
+    ping = group().ping
+    assert type(ping).__name__ == "ping"
+    assert ping.__doc__ == "Say where, and what."
+    assert str(inspect.signature(ping)) == "(x: 'int', /, y: 'int' = 2) -> 'list[int]'"
+
+
+def test_methods_are_found_by_name_and_by_call_and_listed():
+    probes = group()
+    assert probes.ping(1) == probes.call.ping(1) == [[0, 1, 2], [1, 1, 2]]
+    assert {"ping", "scaled", "close"} <= set(dir(probes))
+
+
+def test_a_bare_class_is_enough():
+    assert WorkerGroup(ResourcePool([1]), Probe).ping(0) == [[0, 0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda probes: probes.ping(), "ping.*missing a required argument: 'x'"),
+        (lambda probes: probes.ping(x=1), "ping.*'x'"),
+        (lambda probes: probes.scaled(rows(1), by=1, bye=2), "scaled.*unexpected keyword argument 'bye'"),
+        (lambda probes: probes.scaled(rows(1), 2), "scaled.*too many positional"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_sent(call: Any, message: str):
+    with pytest.raises(TypeError, match=message):
+        call(group())
+
+
+def test_a_method_without_register_says_so():
+    with pytest.raises(AttributeError, match=r"Probe\.local exists but is not registered; decorate it with @register"):
+        _ = group().local
+
+
+def test_an_override_without_register_is_not_callable():
+    class Silent(Probe):
+        def ping(self, x: int, /, y: int = 2) -> list[int]:  # type: ignore[override]
+            return []
+
+    with pytest.raises(AttributeError, match="not registered"):
+        _ = WorkerGroup(ResourcePool([1]), Silent).ping
+
+
+def test_an_unknown_method_names_the_nearest():
+    with pytest.raises(AttributeError, match="no method 'skaled'; did you mean 'scaled'"):
+        _ = group().skaled
+
+
+def test_a_method_that_the_group_itself_has_is_refused():
+    class Closes(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def close(self) -> None: ...
+
+    with pytest.raises(RegistrationError, match="Closes registers close"):
+        WorkerGroup(ResourcePool([1]), Closes)
+
+
+# -- data ------------------------------------------------------------------------------------------------------------------
+
+
+def test_keyword_only_calls_are_split_too():
+    assert group(3, scale=2).scaled(by=5, batch=rows(0, 1, 2, 3)).batch["x"].tolist() == [0, 10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ((rows(1), None), r"probes\.scripted \(DP_COMPUTE_PROTO\): rank 1 returned NoneType, expected DataProto"),
+        ((rows(1), 3), "rank 1 returned int"),
+    ],
+)
+def test_results_that_cannot_be_joined_name_method_and_rank(answers: tuple[Any, ...], message: str):
+    with pytest.raises(DispatchError, match=message):
+        group(answers=answers).scripted(rows(1, 2))
+
+
+def test_columns_that_differ_between_ranks_are_a_dispatch_error():
+    with pytest.raises(DispatchError, match=r"probes\.scripted .*part 1 differs"):
+        group(answers=(rows(1), DataProto({"y": torch.ones(1)}))).scripted(rows(1, 2))
+
+
+def test_none_from_every_rank_is_none():
+    assert group(answers=(None, None)).scripted(rows(1, 2)) is None
+
+
+def test_row_counts_that_differ_name_the_method():
+    with pytest.raises(DispatchError, match=r"probes\.scaled .*needs a DataProto"):
+        group().scaled(3)
+
+
+def test_a_mesh_is_asked_for_once():
+    probes = group(3)
+    for _ in range(3):
+        assert probes.on_mesh(rows(1, 2, 3, 4)).batch["x"].tolist() == [1, 2, 3, 4]
+    assert probes.count_queries() == [1, 1, 1]
+
+
+def test_a_mesh_nobody_registered():
+    class Meshless(Worker):
+        def __init__(self) -> None:
+            self._register_dispatch_collect_info("actor", 0, True)
+            with pytest.raises(RegistrationError, match="'actor' already"):
+                self._register_dispatch_collect_info("actor", 0, True)
+
+        @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("aktor"))
+        def update(self, batch: DataProto) -> None: ...
+
+    with pytest.raises(WorkerError, match="no mesh 'aktor'; did you mean 'actor'"):
+        WorkerGroup(ResourcePool([1]), Meshless).update(rows(1))
+
+
+# -- futures ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_future_gives_what_the_call_would():
+    probes = group(scale=3)
+    future = probes.scaled_later(rows(1, 2, 3))
+    assert isinstance(future, GroupFuture)
+    assert future.get() is future.get(timeout=1)
+    assert future.get().batch["x"].tolist() == [3, 6, 9]
+    assert future.done()
+
+
+def test_a_future_raises_at_get_and_every_time():
+    probes = group()
+    future = probes.scaled_later(rows(1, -1))
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="negative"):
+            future.get()
+    assert probes.ping(0)
+
+
+# -- the inline runtime ----------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_leads_a_debugger_to_the_frame_that_failed():
+    with pytest.raises(WorkerError) as caught:
+        group().scaled_later(rows(1, -1)).get()
+    original = caught.value.__cause__
+    assert isinstance(original, ValueError)
+    assert traceback.extract_tb(original.__traceback__)[-1].name == "scaled_later"
+
+
+def test_ctrl_c_in_a_worker_passes_untouched():
+    probes = group()
+    with pytest.raises(KeyboardInterrupt):
+        probes.interrupt()
+    assert probes.ping(0)
+
+
+def test_every_rank_runs_even_when_an_earlier_one_raises():
+    class Counts(Worker):
+        ran = 0
+
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def fail(self) -> None:
+            Counts.ran += 1
+            raise ValueError(f"rank {self.rank}")
+
+    with pytest.raises(WorkerError) as caught:
+        WorkerGroup(ResourcePool([3]), Counts).fail()
+    assert Counts.ran == 3
+    assert caught.value.origin.rank == 0
+    assert caught.value.consequences == ("rank 1: ValueError: rank 1", "rank 2: ValueError: rank 2")
+
+
+def test_constructor_arguments_are_not_shared():
+    class Writes(Worker):
+        def __init__(self, values: list[int]) -> None:
+            values.append(self.rank)
+            self.values = values
+
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def read(self) -> list[int]:
+            return self.values
+
+    values = [7]
+    assert WorkerGroup(ResourcePool([2]), Init(Writes, values)).read() == [[7, 0], [7, 1]]
+    assert values == [7]
+
+
+def test_peers_of_a_mesh_do_not_share_their_shard():
+    class Peers(Worker):
+        def __init__(self) -> None:
+            self._register_dispatch_collect_info("tp", 0, self.rank == 1)
+
+        @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("tp"))
+        def add(self, batch: DataProto) -> DataProto:
+            batch.batch["x"] += 1
+            return batch
+
+    assert WorkerGroup(ResourcePool([3]), Peers).add(rows(1, 2)).batch["x"].tolist() == [2, 3]
+
+
+def test_a_worker_made_inside_a_rank_is_that_rank():
+    assert group(3).inner_ranks() == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_worker_outside_any_group_is_a_group_of_one():
+    probe = Probe(scale=3)
+    assert (probe.rank, probe.world_size, probe.local_rank, probe.local_world_size) == (0, 1, 0, 1)
+    assert probe.ping(5) == [0, 5, 2]
+
+
+def test_threads_default_to_the_share_of_a_rank():
+    class Threads(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def count(self) -> int:
+            return torch.get_num_threads()
+
+    assert WorkerGroup(ResourcePool([1]), Threads).count() == [num_cores()]
+    assert WorkerGroup(ResourcePool([num_cores() * 2]), Threads).count()[0] == 1
+    assert WorkerGroup(ResourcePool([1, 1]), Threads, threads_per_rank=3).count() == [3, 3]
+
+
+# -- starting and ending ---------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_group_says_so():
+    with group() as probes:
+        ping = probes.ping
+    with pytest.raises(GroupClosedError, match="'probes' cannot run 'ping': it was closed"):
+        ping(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Init(Probe, scael=2), TypeError, r"Probe\(\): got an unexpected keyword argument 'scael'"),
+        (lambda: Init(int), TypeError, "subclass of Worker"),
+        (lambda: Init(Inner, 3), TypeError, r"Inner\(\): too many positional"),
+        (lambda: WorkerGroup(ResourcePool([1]), Probe, runtime="rai"), ConfigError, "did you mean 'ray'"),
+        (lambda: WorkerGroup(ResourcePool([1]), Probe, threads_per_rank=-1), ResourceError, "threads_per_rank"),
+        (lambda: WorkerGroup(ResourcePool([1]), Probe, runtime="ray", call_timeout_s=0), ConfigError, "more than 0 seconds"),
+        (lambda: WorkerGroup(ResourcePool([1]), Probe, call_timeout_s=3.0), UnsupportedByRuntime, "use runtime 'ray'"),
+    ],
+)
+def test_a_group_that_cannot_be_made_says_why(make: Any, error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        make()
