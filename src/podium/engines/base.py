@@ -1,0 +1,204 @@
+"""What every training engine shares: a mini-batch in, one optimizer step out, whatever the backend.
+
+Written once here: micro-batches with equal rounds on every rank, the loss as a sum over one global count, metrics, row
+order. A backend says how a micro-batch goes through its model and how its ranks agree.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from podium.algorithms import Loss, LossSum
+from podium.config import EngineConfig, OptimConfig
+from podium.engines.micro_batch import MicroBatch
+from podium.errors import DataError, EngineError
+from podium.observability import Last, Mean, Metrics, Sum
+from podium.protocol import DataProto
+from podium.protocol.jagged import gather_index, jagged, lengths_of, parts
+
+MAX_SKIPPED_UPDATES = 10
+"""Updates in a row with a gradient that is not finite, after which the run is beyond repair."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an optimizer step did: the gradient norm before clipping, and whether the step was taken."""
+
+    grad_norm: float
+    lr: float
+    is_skipped: bool
+
+
+class BaseEngine(ABC):
+    """A model that can be trained. `version` counts the optimizer steps that were asked for, skipped ones included.
+
+    Batches carry the jagged int64 columns `input_ids` (a prompt of at least one token, and the response) and `responses`,
+    both [B, *]. DataError names the first row that has no prompt: nothing would predict its first token.
+    """
+
+    @abstractmethod
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        engine: EngineConfig,
+        optim: OptimConfig,
+        *,
+        total_steps: int,
+        seed: int,
+        rank: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        """Take over a model. `total_steps`, in optimizer steps, ends the schedule; `seed` and `rank` key dropout."""
+
+    device: torch.device = torch.device("cpu")
+    version: int = 0
+    dp_rank: int = 0
+    dp_size: int = 1
+    is_collect: bool = True
+    _skipped_in_a_row: int = 0
+
+    def train_batch(self, batch: DataProto, loss: Loss, *, temperature: float = 1.0) -> Metrics:
+        """One optimizer step on a mini-batch (this rank's rows of it).
+
+        The gradient is that of `sum / count` over the mini-batch of all ranks, however it is cut. A gradient that is not
+        finite leaves parameters and optimizer as they are; EngineError after MAX_SKIPPED_UPDATES of them in a row. A
+        mini-batch of count 0 is skipped too, but does not add to those: it has nothing to say.
+        """
+        _check_prompts(batch)
+        count = self._sum_over_ranks(loss.count(batch))
+        is_computed = _computed_rows(loss, batch)
+        terms, metrics, seen = dict[str, float](), Metrics(), loss.count(batch[~is_computed])
+        with self._training():
+            for micro, rows in self._rounds(batch[is_computed]):
+                part = self._accumulate(loss, micro, rows, temperature, denominator=count or 1.0)
+                seen += part.count
+                terms = {name: terms.get(name, 0.0) + value for name, value in part.terms.items()}
+                metrics = metrics.merge([part.metrics])
+            seen = self._sum_over_ranks(seen)
+            if not math.isclose(seen, count, rel_tol=1e-9):  # counts may be fractions, whose sum depends on the order
+                raise EngineError(f"{type(loss).__name__}.count says {count}, its parts add up to {seen}")
+            step = self._optimizer_step(is_empty=count == 0)
+        self._note(step)
+        own_share = count / self.dp_size
+        metrics = metrics.merge([Metrics({name: Mean(value, own_share) for name, value in terms.items()})])
+        return metrics.merge([_step_metrics(step)])
+
+    def infer_batch(self, batch: DataProto, *, temperature: float = 1.0) -> DataProto:
+        """Log-probs of the response tokens: a batch with the one jagged column `log_probs` [B, *], rows in order.
+
+        float32, whatever the dtype of the model, but float64 for one in float64.
+        """
+        _check_prompts(batch)
+        values, offsets = parts(batch.batch["responses"])
+        logprobs_N = torch.zeros(len(values), dtype=torch.float32)
+        with self._inferring():
+            for micro, rows in self._rounds(batch):
+                index, _ = gather_index(offsets, micro.rows)
+                part_N = self._logprobs(rows, micro, temperature).cpu()
+                logprobs_N = logprobs_N.to(part_N.dtype)
+                logprobs_N[index] = part_N
+        return DataProto({"log_probs": jagged(logprobs_N, offsets)})
+
+    def _rounds(self, batch: DataProto) -> Iterator[tuple[MicroBatch, DataProto]]:
+        for micro in self._plan(batch):
+            yield micro, batch[micro.rows].to(self.device)
+
+    def _accumulate(self, loss: Loss, micro: MicroBatch, rows: DataProto, temperature: float, *, denominator: float) -> LossSum:
+        """Forward and backward of one micro-batch. Returns without a graph, so that nothing of it is alive in the next one."""
+        part = loss(self._logprobs(rows, micro, temperature), rows)
+        self._backward(part.total / denominator)
+        return replace(part, total=part.total.detach())
+
+    def _note(self, step: StepResult) -> None:
+        self.version += 1
+        if not step.is_skipped:
+            self._skipped_in_a_row = 0
+        elif not math.isfinite(step.grad_norm):
+            self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= MAX_SKIPPED_UPDATES:
+            raise EngineError(
+                f"{MAX_SKIPPED_UPDATES} updates in a row had no finite gradient (norm {step.grad_norm}); the parameters are "
+                "those before the first of them. Lower the learning rate, or look at the rewards and the loss"
+            )
+
+    # -- what a backend provides --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _plan(self, batch: DataProto) -> list[MicroBatch]:
+        """Micro-batches of this rank's rows: the same number on every rank, empty ones at the end."""
+
+    @abstractmethod
+    def _logprobs(self, rows: DataProto, micro: MicroBatch, temperature: float) -> Tensor:
+        """[N] log-probs of the rows' response tokens, end to end, with a graph where gradients are on; see `infer_batch`."""
+
+    @abstractmethod
+    def _backward(self, loss: Tensor) -> None:
+        """Add the gradient of this rank's part of the loss."""
+
+    @abstractmethod
+    def _optimizer_step(self, *, is_empty: bool) -> StepResult:
+        """Clip, step and advance the schedule; forget the gradients. Skips when empty or not finite."""
+
+    @abstractmethod
+    def _sum_over_ranks(self, value: float) -> float:
+        """The sum of a number over the data-parallel ranks, the same on each."""
+
+    @abstractmethod
+    def _training(self) -> AbstractContextManager[None]:
+        """Train mode with gradients, dropout seeded by (seed, rank, version); gradients are gone on exit."""
+
+    @abstractmethod
+    def _inferring(self) -> AbstractContextManager[None]:
+        """Eval mode without gradients; the mode before comes back, for this may happen inside `_training`."""
+
+    @abstractmethod
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All parameters and buffers, whole, tied ones once. Every rank must exhaust it."""
+
+    @abstractmethod
+    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Everything that a resumed run needs: tensors (weights and optimizer) and numbers.
+
+        The tensors are the engine's own and change with the next step: copy or write them before it.
+        """
+
+    @abstractmethod
+    def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
+        """Take back what `state` gave. EngineError names what is missing or does not fit; then nothing was changed."""
+
+    @abstractmethod
+    def save_hf(self, path: str) -> None:
+        """Write the model as a folder that `AutoModelForCausalLM.from_pretrained` loads."""
+
+
+def _computed_rows(loss: Loss, batch: DataProto) -> Tensor:
+    """[B] bool: the rows that the loss needs, and one of them in any case.
+
+    A gradient of zero is not the same as none: with none the optimizer would not decay its moments, nor follow them.
+    """
+    is_computed = loss.is_needed(batch).clone()
+    if not bool(is_computed.any()):
+        is_computed[:1] = True
+    return is_computed
+
+
+def _check_prompts(batch: DataProto) -> None:
+    prompt_lengths_B = lengths_of(batch.batch["input_ids"]) - lengths_of(batch.batch["responses"])
+    for row in (prompt_lengths_B < 1).nonzero().flatten()[:1].tolist():
+        raise DataError(
+            f"row {row} has {int(prompt_lengths_B[row])} prompt tokens (input_ids minus responses), at least one is needed to "
+            "predict the response; begin the prompt with a beginning-of-sequence token"
+        )
+
+
+def _step_metrics(step: StepResult) -> Metrics:
+    kept = {} if step.is_skipped else {"grad_norm": Mean(step.grad_norm, 1.0)}
+    return Metrics({**kept, "lr": Last(step.lr), "skipped_updates": Sum(float(step.is_skipped))})

@@ -1,0 +1,156 @@
+"""Log-probs: equal to a plain forward pass of each row, whatever the layout, the budget and the order."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from podium.errors import DataError, EngineError
+from podium.protocol.jagged import parts
+from tests.engines.builders import (
+    LENGTHS,
+    LOSS,
+    Layout,
+    batch_of,
+    bigram,
+    engine_of,
+    model_of,
+    plain_log_probs,
+    token_batch,
+)
+
+LAYOUTS: tuple[Layout, ...] = ("auto", "bucketed", "packed")
+TABLE = [[2.0, 1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 5.0, -2.0]]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_equal_to_a_forward_pass_of_each_row_alone(name: str, temperature: float) -> None:
+    model, batch = model_of(name), batch_of()
+    with torch.no_grad():
+        expected = torch.cat(plain_log_probs(model.eval(), batch, temperature))
+    for layout in LAYOUTS:
+        for budget in (8, 15, 64):
+            found = engine_of(model, layout=layout, budget=budget).infer_batch(batch, temperature=temperature).batch["log_probs"]
+            torch.testing.assert_close(parts(found)[0], expected, rtol=0, atol=1e-10)
+            assert parts(found)[1] is parts(batch.batch["responses"])[1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_come_back_in_their_order(layout: Layout) -> None:
+    """G8: lengths 5, 1, 4, 2, of which each micro-batch takes what fits; row r's response is token r all along."""
+    table = [[float(row == column) * (row + 1) for column in range(6)] for row in range(6)]
+    batch = token_batch([[row] for row in range(4)], [[row] * length for row, length in enumerate((5, 1, 4, 2))])
+    found = engine_of(bigram(table), layout=layout, budget=6).infer_batch(batch).batch["log_probs"]
+    for row, values in enumerate(found.unbind()):
+        expected = row + 1 - math.log(math.exp(row + 1) + 5)
+        assert values.tolist() == pytest.approx([expected] * (5, 1, 4, 2)[row], abs=1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_another_order_of_rows_gives_the_same_numbers(layout: Layout) -> None:
+    """G8: by a permutation of the rows."""
+    engine, batch, order = engine_of("llama", layout=layout, budget=12), batch_of(), [4, 2, 0, 5, 1, 3]
+    found, moved = engine.infer_batch(batch), engine.infer_batch(batch[order])
+    torch.testing.assert_close(parts(moved.batch["log_probs"])[0], parts(found[order].batch["log_probs"])[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_temperature_divides_the_logits_and_changes_none(layout: Layout) -> None:
+    """F13: logits [2, 1, 0], T = 0.5, token 0: -0.1429, where T = 1 gives -0.4076; the model's own tensors stay."""
+    model, batch = bigram(TABLE), token_batch([[0]], [[0]])
+    engine = engine_of(model, layout=layout)
+    for temperature, expected in ((0.5, -math.log(1 + math.exp(-2) + math.exp(-4))), (1.0, -0.40760596), (0.5, -0.1429316)):
+        found = engine.infer_batch(batch, temperature=temperature).batch["log_probs"]
+        assert parts(found)[0].tolist() == pytest.approx([expected], abs=1e-6)
+    assert model.table.tolist() == TABLE
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_log_probs_are_float32_except_for_a_float64_model(dtype: torch.dtype) -> None:
+    found = engine_of(model_of("llama", dtype)).infer_batch(batch_of()).batch["log_probs"]
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("budget", [8, 16, 64])
+def test_the_first_update_on_policy_has_a_ratio_of_one(dtype: torch.dtype, tolerance: float, budget: int) -> None:
+    """F12: old log-probs by another budget and layout than the update's; log ratio 0 within rounding, clip fraction 0."""
+    for inferring, training in (("bucketed", "bucketed"), ("packed", "bucketed"), ("bucketed", "packed")):
+        batch = batch_of()
+        batch.pop(["old_log_probs"])
+        old = engine_of(model_of("llama_usual", dtype), layout=inferring, budget=64).infer_batch(batch)
+        batch.union(old.rename("log_probs", "old_log_probs"))
+        metrics = engine_of(model_of("llama_usual", dtype), layout=training, budget=budget).train_batch(batch, LOSS).to_floats()
+        assert metrics["log_ratio_abs_max"] <= tolerance
+        assert metrics["pg_clipfrac"] == 0.0
+
+
+def test_no_rows_and_no_response_tokens() -> None:
+    engine, batch = engine_of("llama"), batch_of()
+    assert len(engine.infer_batch(batch[[]])) == 0
+    only_empty = engine.infer_batch(batch[[4, 4]]).batch["log_probs"]
+    assert (len(only_empty), len(parts(only_empty)[0])) == (2, 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_without_a_prompt_is_refused_by_number(layout: Layout) -> None:
+    """Nothing predicts its first token; the last logits of the row before, or of the padding, would be taken for it."""
+    engine = engine_of("llama", layout=layout)
+    for batch in (token_batch([[3], []], [[4], [5, 6]]), token_batch([[3], []], [[4], []])):
+        with pytest.raises(DataError, match="row 1 has 0 prompt tokens"):
+            engine.infer_batch(batch)
+        with pytest.raises(DataError, match="row 1 has 0 prompt tokens"):
+            engine.train_batch(batch, LOSS)
+
+
+def test_a_row_above_the_budget_is_refused() -> None:
+    """D5: with its number, its length and the cap."""
+    with pytest.raises(DataError, match="row 5 has 8 tokens, a micro-batch holds at most 7"):
+        engine_of("llama", budget=7).infer_batch(batch_of(LENGTHS))
+
+
+# -- models that mix packed rows --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leak", [1.0, 1e-4])
+def test_a_model_that_mixes_packed_rows_is_refused_or_goes_side_by_side(leak: float) -> None:
+    """However little it mixes: a leak of 1e-4 is below any tolerance that rounding to bfloat16 needs."""
+    model, batch = (
+        bigram([[0.3 * row - column for column in range(10)] for row in range(10)], leak),
+        token_batch([[0], [2, 3]], [[1, 2], [4]]),
+    )
+    with pytest.raises(EngineError, match="Bigram mixes rows that are packed end to end; use layout=bucketed"):
+        engine_of(model, layout="packed").infer_batch(batch)
+    with torch.no_grad():
+        expected = torch.cat(plain_log_probs(model, batch))
+    for layout in ("auto", "bucketed"):
+        found = engine_of(model, layout=layout).infer_batch(batch).batch["log_probs"]
+        torch.testing.assert_close(parts(found)[0], expected, rtol=0, atol=1e-12)
+
+
+def test_a_recurrent_model_is_no_model_to_pack_for() -> None:
+    model, batch = model_of("mamba", torch.float32), batch_of()
+    with pytest.raises(EngineError, match="MambaForCausalLM mixes rows"):
+        engine_of(model, layout="packed").infer_batch(batch)
+    with torch.no_grad():
+        expected = torch.cat(plain_log_probs(model.eval(), batch))
+    found = engine_of(model, layout="auto").infer_batch(batch).batch["log_probs"]
+    torch.testing.assert_close(parts(found)[0], expected, rtol=0, atol=1e-5)
+
+
+def test_a_model_with_few_tokens_can_be_tried_for_packing() -> None:
+    batch = token_batch([[0], [2]], [[1], [0, 2]])
+    found = engine_of(bigram(TABLE), layout="packed").infer_batch(batch).batch["log_probs"]
+    assert [values.exp().sum().isfinite().item() for values in found.unbind()] == [True, True]
+
+
+def test_inferring_leaves_the_mode_of_the_model_and_no_graph() -> None:
+    for mode in (True, False):
+        engine = engine_of("gpt2_dropout")
+        engine.model.train(mode)
+        found = engine.infer_batch(batch_of()).batch["log_probs"]
+        assert engine.model.training is mode
+        assert not found.requires_grad
