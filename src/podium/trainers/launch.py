@@ -1,0 +1,106 @@
+"""From a config to a finished run: the warm-up, then RL, each with its own group of workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from podium.config import EngineConfig, ModelConfig, RunConfig, total_optimizer_steps
+from podium.models import load_tokenizer
+from podium.observability import Progress, draw_curve
+from podium.single_controller import Init, ResourcePool, Worker, WorkerGroup
+from podium.tasks import Task
+from podium.trainers.evaluation import evaluate, greedy
+from podium.trainers.ppo import PPOTrainer
+from podium.trainers.run_directory import RunDirectory
+from podium.trainers.session import Session, is_complete_model, publish_model
+from podium.trainers.sft import SFTTrainer
+from podium.workers import ActorRolloutRefWorker, PolicySpec, TrainingSpec, TrainingWorker
+
+W = TypeVar("W", bound=Worker)
+
+WARMUP_SAVE_FREQ = 200
+"""Steps of the warm-up between two checkpoints."""
+
+
+def run(config: RunConfig, directory: RunDirectory, task: Task, progress: Progress) -> None:
+    """Do a run, or what is left of one, in its directory: afterwards `hf/` holds the model and `report.json` the scores."""
+    tokenizer = load_tokenizer(config.model)
+    if config.warmup.steps and not is_complete_model(directory.warmup.hf):
+        warm_up(config, directory.warmup, task, tokenizer, progress)
+    reinforce(config, directory, task, tokenizer, progress)
+    if config.trainer.curve:
+        draw_curve(directory.path)
+
+
+def warm_up(
+    config: RunConfig, directory: RunDirectory, task: Task, tokenizer: PreTrainedTokenizerBase, progress: Progress
+) -> None:
+    """Supervised fine-tuning of the config's model into `hf/` of the warm-up's directory."""
+    directory.path.mkdir(exist_ok=True)
+    spec = TrainingSpec(config.model, EngineConfig(), config.warmup.optim, config.warmup.steps, config.seed)
+    session = Session(
+        directory, progress, save_freq=WARMUP_SAVE_FREQ, keep=config.trainer.keep_checkpoints, total_steps=config.warmup.steps
+    )
+    with session, _group(config, Init(TrainingWorker, spec), "warmup") as group:
+        SFTTrainer(config, group, task, tokenizer, session).fit()
+
+
+def reinforce(
+    config: RunConfig, directory: RunDirectory, task: Task, tokenizer: PreTrainedTokenizerBase, progress: Progress
+) -> None:
+    """RL from the warmed-up model, or from the config's own, into `hf/`."""
+    trainer = config.trainer
+    session = Session(
+        directory,
+        progress,
+        save_freq=trainer.save_freq,
+        keep=trainer.keep_checkpoints,
+        total_steps=trainer.total_steps,
+        tensorboard=trainer.tensorboard,
+    )
+    with (
+        session,
+        _group(config, Init(ActorRolloutRefWorker, policy_spec(config, _start_model(config, directory))), "policy") as group,
+    ):
+        ppo = PPOTrainer(config, group, task, tokenizer, session)
+        ppo.fit()
+        ppo.report_held_out("after", step=trainer.total_steps)
+        publish_model(directory.hf, group.call.save_hf)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What `podium eval` prints."""
+
+    greedy_exact: float
+    sampled_exact: float
+    n: int
+
+
+def evaluate_model(config: RunConfig, model: ModelConfig, task: Task) -> Scores:
+    """Held-out scores of a model folder under a recipe's task and sampling."""
+    tokenizer, sampling = load_tokenizer(model), config.rollout.sampling
+    with _group(config, Init(ActorRolloutRefWorker, policy_spec(config, model)), "eval") as group:
+        group.call.update_weights()
+        exact, sampled = (
+            evaluate(group.call.generate_sequences, task, task.held_out, tokenizer, how, step=config.trainer.total_steps)
+            for how in (greedy(sampling), sampling)
+        )
+    return Scores(greedy_exact=exact.mean, sampled_exact=sampled.mean, n=len(task.held_out))
+
+
+def policy_spec(config: RunConfig, model: ModelConfig) -> PolicySpec:
+    """The policy worker's part of a config."""
+    return PolicySpec(model, config.actor, config.rollout, total_optimizer_steps(config), config.seed)
+
+
+def _start_model(config: RunConfig, directory: RunDirectory) -> ModelConfig:
+    return ModelConfig(path=str(directory.warmup.hf), dtype=config.model.dtype) if config.warmup.steps else config.model
+
+
+def _group(config: RunConfig, init: Init[W], name: str) -> WorkerGroup[W]:
+    pool = ResourcePool([config.num_workers])
+    return WorkerGroup(pool, init, runtime=config.runtime_name, name=name, threads_per_rank=config.threads_per_rank)

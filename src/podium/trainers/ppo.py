@@ -1,0 +1,157 @@
+"""The driver's loop of RL: GRPO over a group of workers, written as one ordinary program.
+
+Read `PPOTrainer.fit` first. Files, display, timing and checkpoints stand around the steps in `Session`; the mathematics is
+in `podium.algorithms`, the models are in the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from podium.algorithms import group_ids, grpo_advantages
+from podium.config import RunConfig, SamplingConfig
+from podium.datasets import StepSampler, prompt_batch
+from podium.observability import VALIDATION_SCORE, Mean, Metrics
+from podium.protocol import DataProto, object_column
+from podium.protocol.jagged import jagged, parts, row_ids
+from podium.single_controller import WorkerGroup
+from podium.tasks import Problem, Task, score
+from podium.trainers import report
+from podium.trainers.evaluation import Evaluation, evaluate, greedy, response_texts
+from podium.trainers.session import Session, timed
+from podium.workers import ActorRolloutRefWorker
+
+UPDATE_COLUMNS = ["input_ids", "responses", "response_mask", "old_log_probs", "advantages", "mini_batch"]
+
+
+class PPOTrainer:
+    """Improves a policy by its own verified responses."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        group: WorkerGroup[ActorRolloutRefWorker],
+        task: Task,
+        tokenizer: PreTrainedTokenizerBase,
+        session: Session,
+    ) -> None:
+        self.config, self.task, self.tokenizer, self.session = config, task, tokenizer, session
+        self.policy = group.call
+        self.sampler = StepSampler(num_problems=len(task.train), batch_size=config.trainer.prompts_per_step, seed=config.seed)
+
+    def fit(self) -> None:
+        """From the newest checkpoint, or from the start, through `trainer.total_steps` steps."""
+        done = self.begin()
+        for step in range(done + 1, self.config.trainer.total_steps + 1):
+            batch = self.rollout(step)
+            batch = self.score(batch)
+            batch = self.log_probs(batch)
+            batch = self.advantages(batch, step)
+            metrics = self.update(batch)
+            self.sync()
+            self.log(step, batch, metrics)
+
+    # -- the steps ----------------------------------------------------------------------------------------------------
+
+    @timed
+    def rollout(self, step: int) -> DataProto:
+        """The policy's responses to the prompts of a step, `rollout.sampling.n` rows a prompt."""
+        problems = [self.task.train[row] for row in self.sampler.rows(step - 1)]
+        prompts = prompt_batch([problem.prompt for problem in problems], [problem.uid for problem in problems], self.tokenizer)
+        prompts.non_tensor_batch["problem"] = object_column(problems)
+        prompts.meta_info["step"] = step
+        return self.policy.generate_sequences(prompts)
+
+    @timed
+    def score(self, batch: DataProto) -> DataProto:
+        """Adds the verifier's `rewards` [B] float32 and the text of each `response`."""
+        texts = response_texts(batch, self.tokenizer)
+        rewards = score(self.task, batch.non_tensor_batch["problem"].tolist(), texts)
+        return batch.union(DataProto({"rewards": torch.tensor(rewards)}, {"response": texts}))
+
+    @timed
+    def log_probs(self, batch: DataProto) -> DataProto:
+        """Adds `old_log_probs` [B, *]: recomputed by the trainer's own forward pass, or those of the rollout."""
+        if not self.config.actor.recompute_old_log_probs:
+            return batch.union(DataProto({"old_log_probs": batch.batch["rollout_log_probs"]}))
+        columns = batch.select(["input_ids", "responses"], [], [])
+        columns.meta_info["temperature"] = self.config.rollout.sampling.temperature
+        return batch.union(self.policy.compute_log_prob(columns).select(meta_info_keys=[]))
+
+    @timed
+    def advantages(self, batch: DataProto, step: int) -> DataProto:
+        """Adds `advantages` [B, *], the same for every token of a response, and each row's `mini_batch` per epoch."""
+        groups_B = group_ids(batch.non_tensor_batch["uid"].tolist())
+        norm_by_std = self.config.algorithm.norm_adv_by_std_in_grpo
+        advantages_B = grpo_advantages(batch.batch["rewards"], groups_B, norm_by_std=norm_by_std)
+        offsets = parts(batch.batch["responses"])[1]
+        columns = {
+            "advantages": jagged(advantages_B[row_ids(offsets)], offsets),
+            "mini_batch": self._mini_batches(groups_B, step),
+        }
+        return batch.union(DataProto(columns))
+
+    @timed
+    def update(self, batch: DataProto) -> Metrics:
+        """Epochs times mini-batches of optimizer steps."""
+        columns = batch.select(UPDATE_COLUMNS, [], [])
+        columns.meta_info["temperature"] = self.config.rollout.sampling.temperature
+        columns.meta_info["num_mini_batches"] = self.config.trainer.prompts_per_step // self.config.actor.mini_batch_prompts
+        metrics: Metrics = self.policy.update_actor(columns).meta_info["metrics"]
+        return metrics.prefixed("actor")
+
+    @timed
+    def sync(self) -> None:
+        """The rollout takes the new weights."""
+        self.policy.update_weights()
+
+    # -- around them --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> int:
+        """Take up the run: the step that is done. A fresh run is validated and saved as step 0."""
+        done = self.session.begin("rl", self.policy.load_checkpoint)
+        self.sync()
+        if done is None:
+            self.report_held_out("before", step=0)
+            self.session.end_step(0, self.validation(0), self.policy.save_checkpoint)
+        return done or 0
+
+    def log(self, step: int, batch: DataProto, metrics: Metrics) -> None:
+        """Write and show what the step did, and validate and save where they are due."""
+        metrics = metrics.merge([report.batch_metrics(batch), self.validation(step)])
+        tokens = len(parts(batch.batch["input_ids"])[0])
+        samples = report.samples(batch, self.config.trainer.samples_per_step)
+        self.session.end_step(step, metrics, self.policy.save_checkpoint, tokens=tokens, samples=samples)
+
+    def validation(self, step: int) -> Metrics:
+        """The greedy score on the validation split, on the steps that ask for it."""
+        every, last = self.config.trainer.val_freq, self.config.trainer.total_steps
+        if not every or (step % every and step != last):
+            return Metrics()
+        with self.session.spans("validation"):
+            result = self._evaluate(self.task.validation, greedy(self.config.rollout.sampling), step)
+        return Metrics({VALIDATION_SCORE: Mean.of(result.scores)})
+
+    def report_held_out(self, when: str, *, step: int) -> None:
+        """Greedy and sampled scores on the held-out split into `report.json`; nothing else ever reads that split."""
+        sampling = self.config.rollout.sampling
+        with self.session.spans("held_out"):
+            exact = self._evaluate(self.task.held_out, greedy(sampling), step)
+            sampled = self._evaluate(self.task.held_out, sampling, step)
+        self.session.run.write_report({when: report.held_out(self.task.held_out, exact, sampled)})
+
+    def _evaluate(self, problems: Sequence[Problem], sampling: SamplingConfig, step: int) -> Evaluation:
+        return evaluate(self.policy.generate_sequences, self.task, problems, self.tokenizer, sampling, step=step)
+
+    def _mini_batches(self, groups_B: Tensor, step: int) -> Tensor:
+        """[B, epochs] int64: whole prompts go to a mini-batch, in the sampler's order first, shuffled in later epochs."""
+        num_prompts, size = self.config.trainer.prompts_per_step, self.config.actor.mini_batch_prompts
+        places = [torch.arange(num_prompts)]
+        for epoch in range(1, self.config.actor.epochs):
+            places.append(torch.from_numpy(np.random.default_rng([self.config.seed, step, epoch]).permutation(num_prompts)))
+        return torch.stack([place // size for place in places], dim=1)[groups_B]

@@ -1,0 +1,130 @@
+"""What stands around a trainer's steps: the files of the run directory, the display, timing and checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
+
+from podium.checkpoint import CheckpointStore
+from podium.observability import Last, Metrics, Progress, Recorder, Sample, Spans
+from podium.trainers.run_directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Saver(Protocol):
+    """A group call that writes its ranks' state into a folder."""
+
+    def __call__(self, local_path: str, /) -> object: ...
+
+
+class Session:
+    """One phase of a run (the warm-up, or RL), from its first step or from a checkpoint.
+
+    A step's row is written once, after the step and before its checkpoint; so a run that is killed at any moment and resumed
+    leaves the same rows as one that was not.
+    """
+
+    def __init__(
+        self, run: RunDirectory, progress: Progress, *, save_freq: int, keep: int, total_steps: int, tensorboard: bool = False
+    ) -> None:
+        self.run, self.total_steps = run, total_steps
+        self._progress, self._save_freq = progress, save_freq
+        self._store = CheckpointStore(run.checkpoints, keep=keep)
+        self._recorder = Recorder(run.path, tensorboard=tensorboard)
+        self.spans = Spans(progress.activity)
+        self._step_started_s = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._recorder.close()
+
+    def begin(self, phase: str, load: Callable[[str], object]) -> int | None:
+        """Load the newest complete checkpoint, if there is one, and cut what was logged after it; returns its step."""
+        checkpoint = self._store.latest()
+        done = checkpoint.step if checkpoint else None
+        for reason in self._store.skipped:
+            logger.warning("a checkpoint is not used: %s", reason)
+        if checkpoint:
+            load(str(checkpoint.path))
+            self._store.discard_after(checkpoint.step)
+        self._recorder.truncate_after(-1 if done is None else done)
+        self._progress.start_phase(phase, self.total_steps, done_steps=done or 0)
+        self._step_started_s = time.perf_counter()
+        return done
+
+    def end_step(self, step: int, metrics: Metrics, save: Saver, *, tokens: int = 0, samples: list[Sample] | None = None) -> None:
+        """Log the row of a finished step, show it, and save a checkpoint when it is due."""
+        seconds = time.perf_counter() - self._step_started_s
+        self._step_started_s = time.perf_counter()
+        perf = {"timing_s/step": Last(seconds), "perf/peak_rss_gb": Last(_peak_rss_gb())}
+        if tokens:
+            perf |= {"perf/total_num_tokens": Last(tokens), "perf/throughput": Last(tokens / seconds)}
+        floats = metrics.merge([self.spans.take(), perf]).to_floats()
+        self._recorder.log_samples(step, samples or [])
+        self._recorder.log_step(step, floats)
+        self._progress.update(step, floats)
+        if step == 0 or step == self.total_steps or (self._save_freq and step % self._save_freq == 0):
+            self._save(step, save)
+
+    def _save(self, step: int, save: Saver) -> None:
+        with self.spans("save_checkpoint"), self._store.writing(step) as folder:
+            save(str(folder))
+
+
+class _HasSession(Protocol):
+    session: Session
+
+
+S = TypeVar("S", bound="_HasSession")
+
+
+def timed(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Report a trainer's step method as a phase of its own name: in the display, and as `timing_s/<name>`."""
+    name = method.__name__
+
+    @wraps(method)
+    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.session.spans(name):
+            return method(self, *args, **kwargs)
+
+    return run
+
+
+def _peak_rss_gb() -> float:
+    """Most memory that this process held, in GB; Linux counts kilobytes, macOS bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1e9 if sys.platform == "darwin" else 1e6)
+
+
+def is_complete_model(folder: Path) -> bool:
+    """Whether `publish_model` finished this folder."""
+    return (folder / "config.json").is_file()
+
+
+def publish_model(folder: Path, save: Saver) -> None:
+    """Write a model folder beside, then rename it: a folder of that name is always complete."""
+    beside = folder.with_name(f".{folder.name}.tmp")
+    _remove(beside)
+    beside.mkdir(parents=True)
+    save(str(beside))
+    _remove(folder)
+    beside.rename(folder)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)

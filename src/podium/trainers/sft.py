@@ -1,0 +1,54 @@
+"""Supervised fine-tuning: the warm-up that turns a fresh or pretrained model into the base model that RL starts from."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedTokenizerBase
+
+from podium.algorithms import SFTLoss
+from podium.config import RunConfig
+from podium.datasets import StepSampler, supervised_batch
+from podium.observability import Metrics
+from podium.protocol import DataProto
+from podium.single_controller import WorkerGroup
+from podium.tasks import Task, draw_targets
+from podium.trainers.session import Session, publish_model, timed
+from podium.workers import TrainingWorker
+
+
+class SFTTrainer:
+    """Trains on a task's training problems with targets drawn from a mixture (`warmup.targets`)."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        group: WorkerGroup[TrainingWorker],
+        task: Task,
+        tokenizer: PreTrainedTokenizerBase,
+        session: Session,
+    ) -> None:
+        self.config, self.task, self.tokenizer, self.session = config, task, tokenizer, session
+        self.model = group.call
+        self.sampler = StepSampler(num_problems=len(task.train), batch_size=config.warmup.batch_rows, seed=config.seed)
+
+    def fit(self) -> None:
+        """From the newest checkpoint, or from the start, to a model folder at `hf/` of the session's run directory."""
+        self.model.set_loss_fn(SFTLoss())
+        done = self.session.begin("warm-up", self.model.load_checkpoint) or 0
+        for step in range(done + 1, self.config.warmup.steps + 1):
+            batch = self.batch(step)
+            metrics = self.update(batch)
+            self.session.end_step(step, metrics.prefixed("warmup"), self.model.save_checkpoint)
+        publish_model(self.session.run.hf, self.model.save_hf)
+
+    @timed
+    def batch(self, step: int) -> DataProto:
+        """The prompts of a step, each followed by a target of the mixture."""
+        problems = [self.task.train[row] for row in self.sampler.rows(step - 1)]
+        targets = draw_targets(problems, self.config.warmup.targets, seed=self.config.seed, step=step)
+        return supervised_batch([problem.prompt for problem in problems], targets, self.tokenizer)
+
+    @timed
+    def update(self, batch: DataProto) -> Metrics:
+        """One optimizer step."""
+        metrics: Metrics = self.model.train_batch(batch).meta_info["metrics"]
+        return metrics

@@ -1,0 +1,122 @@
+"""`TrainingWorker`: a model that the driver trains and evaluates, one engine a rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from podium.algorithms import Loss
+from podium.checkpoint import load_state, save_state
+from podium.config import EngineConfig, ModelConfig, OptimConfig
+from podium.engines import BaseEngine, EngineRegistry, pick_device
+from podium.errors import DataError, EngineError
+from podium.models import load_model, load_tokenizer
+from podium.observability import Metrics
+from podium.protocol import DataProto
+from podium.single_controller import Dispatch, Worker, make_nd_compute_dataproto_dispatch_fn, register
+
+TRAIN_MESH = make_nd_compute_dataproto_dispatch_fn("train")
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """What a training worker is built from; `total_steps` counts optimizer steps and ends the schedule."""
+
+    model: ModelConfig
+    engine: EngineConfig
+    optim: OptimConfig
+    total_steps: int
+    seed: int
+
+
+class TrainingWorker(Worker):
+    """Training and inference of one model.
+
+    Batches are those of `BaseEngine`; `temperature` in their meta (default 1.0) divides the logits. Methods that train answer
+    with a batch of no rows whose meta holds `metrics`.
+    """
+
+    def __init__(self, spec: TrainingSpec, model: PreTrainedModel | None = None) -> None:
+        """`model` is for an outer worker that has loaded it already."""
+        self.spec = spec
+        self.engine: BaseEngine = EngineRegistry.get(spec.engine.strategy)(
+            model if model is not None else load_model(spec.model, seed=spec.seed),
+            spec.engine,
+            spec.optim,
+            total_steps=spec.total_steps,
+            seed=spec.seed,
+            rank=self.rank,
+            device=pick_device(self.local_rank),
+        )
+        self._loss: Loss | None = None
+        self._register_dispatch_collect_info("train", self.engine.dp_rank, self.engine.is_collect)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_loss_fn(self, loss: Loss) -> None:
+        """The loss of `train_batch` and `train_mini_batch`; must be picklable."""
+        self._loss = loss
+
+    @register(dispatch_mode=TRAIN_MESH)
+    def train_batch(self, batch: DataProto) -> DataProto:
+        """One optimizer step on the whole batch."""
+        return _as_batch(self._step(batch))
+
+    @register(dispatch_mode=TRAIN_MESH)
+    def train_mini_batch(self, batch: DataProto) -> DataProto:
+        """One optimizer step per mini-batch, epoch after epoch.
+
+        The dense int64 column `mini_batch` [B, epochs] says to which mini-batch a row belongs in each epoch, and
+        `num_mini_batches` in the meta how many there are; so every rank takes part in each, with no rows if need be.
+        """
+        assignments = batch.pop(["mini_batch"]).batch["mini_batch"]
+        metrics = Metrics()
+        for epoch in range(assignments.shape[1]):
+            for number in range(batch.meta_info["num_mini_batches"]):
+                metrics = metrics.merge([self._step(batch[assignments[:, epoch] == number])])
+        return _as_batch(metrics)
+
+    @register(dispatch_mode=TRAIN_MESH)
+    def infer_batch(self, batch: DataProto) -> DataProto:
+        """Log-probs of the response tokens: jagged `log_probs` [B, *] float32."""
+        return self.engine.infer_batch(batch, temperature=_temperature(batch))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, local_path: str) -> None:
+        """Write what a resumed run needs into the existing folder `local_path`."""
+        save_state(Path(local_path) / f"train_rank_{self.rank}", *self.engine.state())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, local_path: str) -> None:
+        """Take back what `save_checkpoint` wrote."""
+        tensors, numbers = load_state(Path(local_path) / f"train_rank_{self.rank}")
+        self.engine.load_state(tensors, _numbers(numbers))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_hf(self, local_path: str) -> None:
+        """Write model and tokenizer as a folder that `from_pretrained` loads."""
+        self.engine.save_hf(local_path)
+        if self.rank == 0:
+            load_tokenizer(self.spec.model).save_pretrained(local_path)
+
+    def _step(self, batch: DataProto) -> Metrics:
+        if self._loss is None:
+            raise EngineError("no loss is set: call set_loss_fn(...) before training")
+        return self.engine.train_batch(batch, self._loss, temperature=_temperature(batch))
+
+
+def _temperature(batch: DataProto) -> float:
+    temperature = batch.meta_info.get("temperature", 1.0)
+    if not isinstance(temperature, int | float) or temperature <= 0:
+        raise DataError(f"meta 'temperature' must be a positive number, got {temperature!r}")
+    return float(temperature)
+
+
+def _as_batch(metrics: Metrics) -> DataProto:
+    return DataProto(meta_info={"metrics": metrics})
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}

@@ -1,0 +1,126 @@
+"""The workers through their group, as a driver uses them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from podium.algorithms import SFTLoss
+from podium.config import (
+    ActorConfig,
+    EngineConfig,
+    ModelConfig,
+    OptimConfig,
+    RolloutConfig,
+    SamplingConfig,
+)
+from podium.datasets import prompt_batch, supervised_batch
+from podium.errors import ConfigError, WorkerError
+from podium.models import load_tokenizer
+from podium.protocol import DataProto
+from podium.protocol.jagged import jagged, parts
+from podium.single_controller import Init, ResourcePool, WorkerGroup
+from podium.workers import ActorRolloutRefWorker, PolicySpec, TrainingSpec, TrainingWorker
+
+MODEL = ModelConfig(path="char_llama", override_config={"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1})
+OPTIM = OptimConfig(lr=1e-2)
+TOKENIZER = load_tokenizer(MODEL)
+
+
+@pytest.fixture
+def policy():
+    spec = PolicySpec(
+        model=MODEL,
+        actor=ActorConfig(optim=OPTIM, mini_batch_prompts=1),
+        rollout=RolloutConfig(sampling=SamplingConfig(max_new_tokens=4, n=2)),
+        total_optimizer_steps=10,
+        seed=0,
+    )
+    with WorkerGroup(ResourcePool([1]), Init(ActorRolloutRefWorker, spec), runtime="inline", threads_per_rank=1) as group:
+        yield group.call
+
+
+@pytest.fixture
+def trainer():
+    spec = TrainingSpec(MODEL, EngineConfig(), OPTIM, total_steps=10, seed=0)
+    with WorkerGroup(ResourcePool([1]), Init(TrainingWorker, spec), runtime="inline", threads_per_rank=1) as group:
+        yield group.call
+
+
+def prompts(step: int = 1) -> DataProto:
+    batch = prompt_batch(["ab\n", "xyz\n"], ["u0", "u1"], TOKENIZER)
+    batch.meta_info["step"] = step
+    return batch
+
+
+def to_learn(rollouts: DataProto) -> DataProto:
+    """Rows with made-up advantages, in two mini-batches and one epoch."""
+    offsets = parts(rollouts.batch["responses"])[1]
+    advantages = torch.linspace(-1, 1, int(offsets[-1]))
+    batch = rollouts.select(["input_ids", "responses", "response_mask"], [], [])
+    columns = {"old_log_probs": rollouts.batch["rollout_log_probs"], "advantages": jagged(advantages, offsets)}
+    columns["mini_batch"] = torch.tensor([[0], [0], [1], [1]])
+    return batch.union(DataProto(columns, meta_info={"num_mini_batches": 2}))
+
+
+def test_generating_is_refused_until_the_weights_are_in_step(policy):
+    with pytest.raises(WorkerError, match="StaleWeightsError"):
+        policy.generate_sequences(prompts())
+    assert policy.update_weights() == [0]
+    rollouts = policy.generate_sequences(prompts())
+    assert len(rollouts) == 4
+    policy.update_actor(to_learn(rollouts))
+    with pytest.raises(WorkerError, match=r"version 0, expected 2; call update_weights"):
+        policy.generate_sequences(prompts())
+    assert policy.update_weights() == [2]
+    assert policy.generate_sequences(prompts()).batch["weight_version"].tolist() == [2, 2, 2, 2]
+
+
+def test_the_rollouts_log_probs_are_the_trainers(policy):
+    policy.update_weights()
+    rollouts = policy.generate_sequences(prompts())
+    recomputed = policy.compute_log_prob(rollouts.select(["input_ids", "responses"], [], []))
+    assert torch.allclose(parts(recomputed.batch["old_log_probs"])[0], parts(rollouts.batch["rollout_log_probs"])[0], atol=1e-5)
+
+
+def test_an_update_reports_every_mini_batch_and_keeps_its_input(policy):
+    policy.update_weights()
+    batch = to_learn(policy.generate_sequences(prompts()))
+    metrics = policy.update_actor(batch).meta_info["metrics"].to_floats()
+    assert {"pg_loss", "pg_clipfrac", "ppo_kl", "grad_norm", "lr", "skipped_updates"} <= metrics.keys()
+    assert "mini_batch" in batch.batch
+
+
+def test_save_and_load_continue_bit_for_bit(policy, tmp_path):
+    policy.update_weights()
+    batch = to_learn(policy.generate_sequences(prompts()))
+    policy.save_checkpoint(str(tmp_path))
+    first = policy.update_actor(batch).meta_info["metrics"].to_floats()
+    policy.load_checkpoint(str(tmp_path))
+    assert policy.update_actor(batch).meta_info["metrics"].to_floats() == first
+
+
+def test_training_without_a_loss_says_so(trainer):
+    batch = supervised_batch(["a\n"], ["a"], TOKENIZER)
+    with pytest.raises(WorkerError, match="call set_loss_fn"):
+        trainer.train_batch(batch)
+
+
+def test_supervised_training_lowers_the_loss(trainer):
+    trainer.set_loss_fn(SFTLoss())
+    batch = supervised_batch(["ab\n", "cd\n"], ["ba", "dc"], TOKENIZER)
+    losses = [trainer.train_batch(batch).meta_info["metrics"]["loss"].value for _ in range(8)]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, "hot"])
+def test_a_temperature_that_is_no_positive_number_is_refused(trainer, temperature):
+    batch = supervised_batch(["a\n"], ["a"], TOKENIZER)
+    batch.meta_info["temperature"] = temperature
+    with pytest.raises(WorkerError, match="temperature"):
+        trainer.infer_batch(batch)
+
+
+def test_an_unknown_role_is_refused():
+    with pytest.raises(ConfigError, match="role must be one of"):
+        ActorRolloutRefWorker(None, role="critic")  # type: ignore[arg-type]
