@@ -1,0 +1,139 @@
+"""The command line: arguments in, one clear message out, no logic of its own.
+
+Exit codes: 0, 1 for a failure, 2 for bad input (nothing was started), 130 for Ctrl-C. Heavy packages are imported by the
+commands that need them, so that `--help` and a typo answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from podium.errors import ConfigError, PodiumError, TaskError
+
+if TYPE_CHECKING:
+    from podium.config import RunConfig
+
+app = typer.Typer(
+    help="Podium: RL post-training of language models, conducted by one program.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, with dotted keys.")]
+
+
+@app.command()
+def train(
+    source: Annotated[str | None, typer.Argument(metavar="RECIPE_OR_YAML", help="A recipe's name, or a YAML file.")] = None,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the arithmetic, start nothing.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with a run directory, from its last checkpoint.")
+    ] = None,
+) -> None:
+    """Train a model: a recipe or YAML file with overrides, or what is left of a run."""
+    if resume is not None:
+        if source or overrides:
+            raise ConfigError(
+                "a resumed run keeps the settings in its config.yaml: --resume RUN takes no recipe and no KEY=VALUE"
+            )
+        require_run(resume, "")
+        from podium.cli import training
+
+        training.resume(resume, dry_run=dry_run)
+    elif source is None:
+        raise ConfigError(
+            "say what to train: podium train RECIPE_OR_YAML, or podium train --resume RUN; `podium recipes` lists recipes"
+        )
+    else:
+        config = read_source(source, overrides or [])
+        from podium.cli import training
+
+        training.start(config, dry_run=dry_run)
+
+
+@app.command(name="eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN_OR_MODEL", help="A run directory, or with --recipe a model folder.")],
+    recipe: Annotated[str | None, typer.Option(help="The recipe or YAML whose task a bare model is tried on.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Score a trained model on its task's held-out problems, greedy and sampled."""
+    config = read_source(recipe, []) if recipe else None
+    if config is None:
+        require_run(run, f"; for a bare model say which task: podium eval {run} --recipe NAME")
+    from podium.cli import training
+
+    scores = training.evaluate(run, config)
+    if as_json:
+        typer.echo(json.dumps(asdict(scores)))
+    else:
+        typer.echo(f"held-out, {scores.n} problems: {scores.greedy_exact:.1%} greedy, {scores.sampled_exact:.1%} sampled")
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes: what each shows and how long it takes."""
+    from podium.recipes import RECIPES
+
+    for name, build in RECIPES.items():
+        typer.echo(f"{name}\n    {build().description}")
+
+
+@app.command()
+def explain(source: Annotated[str, typer.Argument(metavar="RECIPE_OR_YAML")], overrides: Overrides = None) -> None:
+    """Print the arithmetic of a run, and all its settings as YAML."""
+    from podium.config import explain as explain_config
+    from podium.config import to_yaml
+
+    config = read_source(source, overrides or [])
+    typer.echo("\n".join(explain_config(config)) + "\n")
+    typer.echo(to_yaml(config))
+
+
+def read_source(source: str, overrides: list[str]) -> RunConfig:
+    """The checked config of a recipe's name or a YAML file."""
+    from podium.config import check, read_yaml, resolve
+    from podium.recipes import recipe
+
+    is_file = source.endswith((".yaml", ".yml")) or os.sep in source
+    config = resolve(read_yaml(Path(source)) if is_file else recipe(source), overrides)
+    check(config)
+    return config
+
+
+def require_run(path: Path, hint: str) -> None:
+    """ConfigError when a path is no run directory."""
+    if not path.is_dir():
+        raise ConfigError(f"no run directory {path}; runs are folders such as runs/latest")
+    if not (path / "config.yaml").is_file():
+        raise ConfigError(f"{path} is no run directory: it has no config.yaml{hint}")
+
+
+def main() -> None:
+    """Entry point of `podium`."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        app()
+    except (ConfigError, TaskError) as exc:
+        _fail(f"error: {exc}", 2)
+    except PodiumError as exc:
+        _fail(f"failed: {exc}", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(message, err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The command line as a user meets it: a process, its output and its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trainers.builders import SMALL
+
+ROOT = Path(__file__).parents[2]
+
+
+def podium(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    command = [sys.executable, "-m", "podium.cli.main", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train", "spell_bakward"], "unknown recipe 'spell_bakward'; did you mean 'spell_backward'?"),
+        (["train", "spell_backward", "actor.optim.lrr=1"], "unknown key 'actor.optim.lrr'; did you mean 'lr'?"),
+        (["train", "spell_backward", "trainer.total_steps=many"], "trainer.total_steps: input should be a valid integer"),
+        (["train", "spell_backward", "actor.mini_batch_prompts=30"], "64 / 30 leaves 4 prompts over"),
+        (["train", "nothing.yaml"], "no such file: nothing.yaml"),
+        (["train"], "say what to train"),
+        (["train", "--resume", "no/such/run"], "no run directory no/such/run"),
+        (["train", "spell_backward", "--resume", "runs/latest"], "takes no recipe"),
+        (["eval", "."], "is no run directory"),
+        (["explain", "spell_backward", "sed=1"], "unknown key 'sed'; did you mean 'seed'?"),
+        (["trian"], "No such command 'trian'"),
+        (["train", "spell_backward", "--dryrun"], "No such option"),
+    ],
+)
+def test_bad_input_is_one_clear_message_and_exit_code_2(arguments, expected):
+    result = podium(*arguments)
+    assert result.returncode == 2, result.stderr
+    assert expected in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["task.name=spell_bakward"], "did you mean 'spell_backward'"),
+        (["task.params.min_lenght=3"], "min_lenght"),
+        (["model=no/such/folder"], "no folder 'no/such/folder'"),
+        (["actor.engine.max_tokens_per_micro_batch=12"], "exceeds actor.engine.max_tokens_per_micro_batch (12)"),
+    ],
+)
+def test_what_only_the_task_and_the_model_know_is_checked_before_anything_starts(tmp_path, overrides, expected):
+    result = podium("train", "spell_backward", f"run_root={tmp_path}/runs", *overrides)
+    assert result.returncode == 2, result.stderr
+    assert expected in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_extra_is_told_with_its_pip_line(tmp_path):
+    blocked = (
+        "import sys; sys.modules['reasoning_gym'] = None; sys.argv = ['podium', 'train', 'spell_backward'];"
+        "import podium.cli.main as cli; cli.main()"
+    )
+    result = subprocess.run([sys.executable, "-c", blocked], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert 'pip install -e ".[tasks]"' in result.stderr
+
+
+def test_dry_run_shows_the_arithmetic_and_starts_nothing(tmp_path):
+    result = podium("train", "spell_backward", "--dry-run", f"run_root={tmp_path}/runs")
+    assert result.returncode == 0, result.stderr
+    assert "64 prompts x 16 samples = 1024 rows per step" in result.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_recipes_and_explain():
+    listed = podium("recipes")
+    assert listed.returncode == 0
+    assert "spell_backward" in listed.stdout
+    explained = podium("explain", "spell_backward", "trainer.total_steps=3")
+    assert "3 steps x 2 = 6 optimizer steps in all" in explained.stdout
+    assert "total_steps: 3" in explained.stdout
+
+
+def test_a_written_out_recipe_trains_and_eval_agrees_with_the_report(tmp_path):
+    overrides = [*SMALL, "warmup.steps=20", "trainer.total_steps=1", f"run_root={tmp_path}/runs"]
+    explained = podium("explain", "spell_backward", *overrides)
+    (tmp_path / "mine.yaml").write_text(explained.stdout.split("\n\n", 1)[1])
+    trained = podium("train", str(tmp_path / "mine.yaml"))
+    assert trained.returncode == 0, trained.stderr
+    run = (tmp_path / "runs" / "latest").resolve()
+    assert "held-out, 16 problems" in trained.stdout
+    assert str(run) in trained.stdout
+    reported = json.loads((run / "report.json").read_text())["after"]
+    expected = {key: reported[key] for key in ("greedy_exact", "sampled_exact", "n")}
+    assert json.loads(podium("eval", str(run), "--json").stdout) == expected
+    bare = podium("eval", str(run / "hf"), "--recipe", str(tmp_path / "mine.yaml"), "--json")
+    assert json.loads(bare.stdout) == expected
+
+
+def test_ctrl_c_ends_soon_keeps_the_checkpoint_and_says_how_to_go_on(tmp_path):
+    overrides = [
+        *SMALL,
+        "warmup.steps=20",
+        "trainer.total_steps=100000",
+        "actor.optim.schedule=constant",
+        f"run_root={tmp_path}/runs",
+    ]
+    command = [sys.executable, "-m", "podium.cli.main", "train", "spell_backward", *overrides]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as running:
+        metrics = tmp_path / "runs" / "latest" / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.exists() and metrics.read_text().count("\n") > 4):
+            assert time.monotonic() < deadline
+            assert running.poll() is None, running.communicate()[0]
+            time.sleep(0.05)
+        os.kill(running.pid, signal.SIGINT)
+        started = time.monotonic()
+        output, _ = running.communicate(timeout=30)
+    assert time.monotonic() - started < 5
+    assert running.returncode == 130
+    assert "is kept" in output
+    assert f"podium train --resume {(tmp_path / 'runs' / 'latest').resolve()}" in output
+    assert "Traceback" not in output
+    assert any((tmp_path / "runs" / "latest" / "checkpoints").glob("step-*/manifest.json"))
+
+
+def test_a_failure_while_running_is_exit_code_1(tmp_path):
+    overrides = [*SMALL, "warmup.steps=0", "trainer.total_steps=1", f"run_root={tmp_path}/runs"]
+    assert podium("train", "spell_backward", *overrides).returncode == 0
+    checkpoint = next((tmp_path / "runs" / "latest" / "checkpoints").glob("step-*/manifest.json"))
+    for manifest in checkpoint.parent.parent.glob("step-*/manifest.json"):
+        manifest.write_text("garbage")
+    result = podium("train", "--resume", str(tmp_path / "runs" / "latest"))
+    assert result.returncode == 1
+    assert "none is complete" in result.stderr
