@@ -32,9 +32,9 @@ def spell_backward() -> RunConfig:
             num_held_out=256,
         ),
         warmup=WarmupConfig(
-            steps=600,
+            steps=900,
             batch_rows=64,
-            targets={"answer": 0.45, "copy": 0.55},
+            targets={"answer": 0.4, "copy": 0.6},
             optim=OptimConfig(lr=1e-3, betas=(0.9, 0.95), warmup_steps=20, schedule="linear", min_lr_ratio=0.05),
         ),
         actor=ActorConfig(
@@ -47,5 +47,5 @@ def spell_backward() -> RunConfig:
             recompute_old_log_probs=False,
         ),
         rollout=RolloutConfig(sampling=SamplingConfig(max_new_tokens=10, n=16)),
-        trainer=TrainerConfig(total_steps=60, prompts_per_step=64, val_freq=10, save_freq=10),
+        trainer=TrainerConfig(total_steps=80, prompts_per_step=64, val_freq=10, save_freq=10),
     )
