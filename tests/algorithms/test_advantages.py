@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import numpy as np
 import pytest
@@ -75,3 +76,32 @@ def test_against_numpy(rows: list[tuple[str, float]]) -> None:
             expected[groups == uid] = (own - own.mean()) / (own.std(ddof=1) + 1e-6)
     found = grpo_advantages(torch.tensor(scores), group_ids(list(groups)))
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("norm_by_std", [True, False])
+@pytest.mark.parametrize("score", [0.0, 9.0, math.nan])
+def test_rows_without_a_score_are_in_no_group(norm_by_std: bool, score: float) -> None:
+    """A reward that failed is no 0: the others' baseline is that of the rows which have one."""
+    groups = torch.tensor([0, 1, 0, 1, 0])
+    scores, is_scored = torch.tensor([1.0, 2.0, score, score, 3.0]), torch.tensor([True, True, False, False, True])
+    found = grpo_advantages(scores, groups, is_scored, norm_by_std=norm_by_std)
+    alone = grpo_advantages(torch.tensor([1.0, 3.0]), torch.tensor([0, 0]), norm_by_std=norm_by_std)
+    assert found.tolist() == [float(alone[0]), 0.0, 0.0, 0.0, float(alone[1])]
+    assert torch.equal(grpo_advantages(scores.nan_to_num(), groups, torch.zeros(5, dtype=torch.bool)), torch.zeros(5))
+
+
+def test_a_row_without_a_uid_is_refused() -> None:
+    """H5: it would share its baseline with every other such row."""
+    with pytest.raises(DataError, match="row 1 has no uid"):
+        group_ids(["a", None, "b", None])
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), min_size=1, max_size=10), st.randoms(use_true_random=False))
+def test_the_order_of_rows_does_not_matter(rows: list[tuple[str, bool]], random: Random) -> None:
+    """H5: groups by uid only, wherever the rows stand."""
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    uids, scores = [uid for uid, _ in rows], torch.tensor([float(score) for _, score in rows])
+    found = grpo_advantages(scores, group_ids(uids))
+    moved = grpo_advantages(scores[order], group_ids([uids[row] for row in order]))
+    torch.testing.assert_close(moved, found[order])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from podium.algorithms import Aggregation, LossSum, PolicyLoss, SFTLoss
+from podium.algorithms import Aggregation, LossSum, PolicyLoss, SFTLoss, TokenOutputs
 from podium.algorithms.aggregation import AggregationMode
 from podium.errors import DataError
 from podium.protocol import DataProto
@@ -21,7 +21,7 @@ LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3)
 def run(loss: PolicyLoss | SFTLoss, logprobs: list[float] | Tensor, batch: DataProto) -> tuple[LossSum, list[float]]:
     """The loss and the gradient of its sum for each token's log-prob."""
     leaf = torch.as_tensor(logprobs, dtype=torch.float64).clone().requires_grad_()
-    found = loss(leaf, batch)
+    found = loss(TokenOutputs(leaf), batch)
     found.total.backward()
     assert leaf.grad is not None
     return found, leaf.grad.tolist()
@@ -100,7 +100,7 @@ def test_no_kept_tokens_is_a_loss_of_zero_with_a_graph() -> None:
     found, gradients = run(LOSS, [-1.0, -2.0], policy_batch([[0, 0]], [[0.0, math.nan]], [[1.0, math.nan]]))
     assert (float(found.total.detach()), found.count, gradients) == (0.0, 0.0, [0.0, 0.0])
     assert found.metrics.to_floats() == {"log_ratio_abs_max": 0.0}
-    empty = LOSS(torch.empty(0), policy_batch([], [], []))
+    empty = LOSS(TokenOutputs(torch.empty(0)), policy_batch([], [], []))
     assert (float(empty.total), empty.count) == (0.0, 0.0)
 
 
@@ -143,10 +143,10 @@ def test_a_column_of_other_lengths_or_none_is_named(key: str) -> None:
     good, other = (policy_batch(mask, mask, mask) for mask in ([[1, 1], [1]], [[1], [1, 1]]))
     taken = good.pop([key])
     with pytest.raises(DataError, match=rf"the loss needs the column '{key}'; there are: .*responses"):
-        LOSS(torch.zeros(3), good)
+        LOSS(TokenOutputs(torch.zeros(3)), good)
     good.union(other.select([key]))
     with pytest.raises(DataError, match=rf"column '{key}' has rows of \[1, 2\] tokens, their responses have \[2, 1\]"):
-        LOSS(torch.zeros(3), good)
+        LOSS(TokenOutputs(torch.zeros(3)), good)
     assert len(taken) == 2
 
 
@@ -161,7 +161,7 @@ def test_losses_pickle_and_do_not_share_their_defaults() -> None:
 def test_a_ratio_beyond_float32_leaves_the_gradient_finite(advantage: float) -> None:
     """exp(100) overflows float32, and inf times a zero gradient would be NaN; beyond the clamp the ratio is constant."""
     leaf = torch.tensor([99.0], requires_grad=True)
-    found = LOSS(leaf, policy_batch([[1]], [[-1.0]], [[advantage]], dtype=torch.float32))
+    found = LOSS(TokenOutputs(leaf), policy_batch([[1]], [[-1.0]], [[advantage]], dtype=torch.float32))
     found.total.backward()
     assert leaf.grad is not None
     assert leaf.grad.tolist() == [0.0]

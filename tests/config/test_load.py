@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from podium.config import RunConfig, explain, optimizer_steps_per_step, read_yaml, resolve, rows_per_step, to_yaml
 from podium.config import check as check_arithmetic
@@ -51,6 +52,11 @@ def test_yaml_reads_back_equal(tmp_path):
         ("seed=true", "seed: input should be a valid integer, got True"),
         ("runtime=rya", "runtime: input should be 'auto', 'inline' or 'ray', got 'rya'"),
         ("name=a/b", "name is part of a folder's name"),
+        ("actor.kl_loss_type=low_var", "got 'low_var'; did you mean 'low_var_kl'?"),
+        ("algorithm.kl_penalty=full", "algorithm.kl_penalty: input should be 'kl', 'k1'"),
+        ("actor.clip_ratio_c=1", "actor.clip_ratio_c: input should be greater than 1, got 1"),
+        ("actor.entropy_coeff=-0.1", "actor.entropy_coeff: input should be greater than or equal to 0"),
+        ("actor.kl_loss_coef=inf", "actor.kl_loss_coef"),
         ("seed", "an override is written key=value, got 'seed'"),
         ("seed=[1", "the overrides cannot be read"),
     ],
@@ -100,6 +106,9 @@ def test_arithmetic_by_hand():
         ("task.num_train=4", "(8) is more than task.num_train (4)"),
         ("actor.engine.max_tokens_per_micro_batch=8", "do not fit"),
         ("rollout.sampling.temperature=0", "greedy samples"),
+        ("actor.loss_agg_mode=seq-mean-token-sum-norm", "the longest response: actor.loss_scale_factor=8"),
+        ("actor.loss_scale_factor=8", "means nothing in token-mean; use actor.loss_scale_factor=null"),
+        ("ref.model=other/model", "ref.model=other/model is used by nothing"),
     ],
 )
 def test_arithmetic_that_cannot_work_is_shown(override, expected):
@@ -132,3 +141,72 @@ def test_every_setting_is_documented():
                 yield from undocumented(field.annotation, f"{prefix}{name}.")
 
     assert list(undocumented(RunConfig)) == []
+
+
+def test_the_terms_of_the_loss_are_told_and_off_by_default():
+    plain = resolve(SETTINGS)
+    assert not plain.needs_reference
+    assert not any("KL" in line or "entropy" in line for line in explain(plain))
+    full = ["actor.use_kl_loss=true", "actor.entropy_coeff=0.01", "algorithm.use_kl_in_reward=true"]
+    config = resolve(SETTINGS, [*full, "actor.kl_loss_type=k3+", "actor.drop_zero_advantage=true", "ref.model=a/b"])
+    check_arithmetic(config)
+    assert config.needs_reference
+    text = "\n".join(explain(config))
+    assert "loss + 0.001 x KL from the reference (k3+)" in text
+    assert "loss - 0.01 x entropy" in text
+    assert "reward - 0.001 x KL from the reference, summed over the response (kl)" in text
+    assert "rows of zero advantage are computed in spite of actor.drop_zero_advantage" in text
+    for one in full[::2]:
+        assert resolve(SETTINGS, [one]).needs_reference
+
+
+def test_dr_grpo_is_three_settings():
+    """Liu et al. 2025: no deviation, and a constant divisor."""
+    config = resolve(
+        SETTINGS,
+        [
+            "algorithm.norm_adv_by_std_in_grpo=false",
+            "actor.loss_agg_mode=seq-mean-token-sum-norm",
+            "actor.loss_scale_factor=8",
+        ],
+    )
+    check_arithmetic(config)
+    assert config.actor.loss_scale_factor == 8.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["task.train_files=[a.jsonl]"],
+            "either a dataset of reasoning-gym (task.name) or your own rows (task.train_files), got both",
+        ),
+        (["task.name=null"], "got neither"),
+        (
+            ["task.max_prompt_tokens=9", "task.bad_rows=drop"],
+            "task.bad_rows, task.max_prompt_tokens: only for a task with task.train_f",
+        ),
+        (
+            ["task.name=null", "task.train_files=[a.jsonl]", "task.prompt=after_colon"],
+            "task.prompt: only for a task with task.name",
+        ),
+        (["reward.kwargs.a=1"], "reward.kwargs are arguments of reward.function, which is not set"),
+        (["reward.function=mine.py"], "is path/to/file.py:function or package.module.function, got 'mine.py'"),
+        (["reward.function=:score"], "got ':score'"),
+        (["reward.timeout_s=0"], "reward.timeout_s: input should be greater than 0"),
+        (["reward.failure_value=.nan"], "reward.failure_value: input should be a finite number"),
+    ],
+)
+def test_settings_of_a_task_and_a_reward_that_do_not_go_together(overrides, expected):
+    with pytest.raises(ConfigError) as caught:
+        resolve(SETTINGS, overrides)
+    assert expected in str(caught.value)
+
+
+def test_a_task_of_files_reads_back_equal_and_explains_itself_without_reading_them():
+    own = {**SETTINGS, "task": {"train_files": "a.jsonl", "held_out_files": ["b.parquet"]}}
+    config = resolve(own, ["reward.function=r.py:f", "reward.kwargs={a: [1, {b: null}]}", "reward.timeout_s=5"])
+    assert config.task.train_files == ("a.jsonl",)
+    assert resolve(yaml.safe_load(to_yaml(config))) == config
+    check_arithmetic(config)
+    assert explain(config)[-1].endswith(" prompts")

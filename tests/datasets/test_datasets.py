@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 
 from podium.config import ModelConfig
-from podium.datasets import StepSampler, prompt_batch, supervised_batch
+from podium.datasets import StepSampler, prompt_batch, prompt_tokens, supervised_batch
 from podium.errors import DataError
 from podium.models import load_tokenizer
 from podium.protocol.jagged import lengths_of
+from podium.tasks import Message
 
 
 def test_every_epoch_holds_every_problem_once():
@@ -49,3 +50,58 @@ def test_prompts_carry_their_uid_and_an_empty_one_is_refused():
 
     with pytest.raises(DataError, match="u0"):
         prompt_batch(["ab"], ["u0"], Silent())
+
+
+# -- chat templates -----------------------------------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+MESSAGES = (Message("system", "Be brief."), Message("user", "1+1?"))
+
+
+@pytest.fixture
+def tokenizers():
+    """The same tokenizer without and with a chat template."""
+    plain, chat = (load_tokenizer(ModelConfig(path="char_llama")) for _ in range(2))
+    chat.chat_template = TEMPLATE
+    return plain, chat
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chat_template", "has_template", "expected"),
+    [
+        (MESSAGES, "auto", True, "[system] Be brief.\n[user] 1+1?\n[assistant] "),
+        (MESSAGES, "always", True, "[system] Be brief.\n[user] 1+1?\n[assistant] "),
+        ("1+1?", "auto", True, "[user] 1+1?\n[assistant] "),
+        ("1+1?", "always", True, "[user] 1+1?\n[assistant] "),
+        ("1+1?", "auto", False, "<bos>1+1?"),
+        ("1+1?", "never", True, "<bos>1+1?"),
+        (MESSAGES, "never", False, "<bos>Be brief.\n\n1+1?"),
+    ],
+)
+def test_what_the_policy_sees_of_a_prompt(tokenizers, prompt, chat_template, has_template, expected):
+    tokenizer = tokenizers[has_template]
+    tokens = prompt_tokens(prompt, tokenizer, chat_template=chat_template)
+    assert all(isinstance(token, int) for token in tokens)  # transformers 5 gives a BatchEncoding unless told otherwise
+    assert tokenizer.decode(tokens) == expected
+    batch = prompt_batch([prompt], ["u0"], tokenizer, chat_template=chat_template)
+    assert batch.batch["prompts"].values().tolist() == tokens
+
+
+@pytest.mark.parametrize(("prompt", "chat_template"), [(MESSAGES, "auto"), (MESSAGES, "always"), ("1+1?", "always")])
+def test_a_template_that_is_needed_and_not_there(tokenizers, prompt, chat_template):
+    with pytest.raises(DataError, match=r"prompt u0: .* needs a chat template, .*task\.chat_template=never"):
+        prompt_batch([prompt], ["u0"], tokenizers[0], chat_template=chat_template)
+
+
+def test_a_prompt_that_the_template_refuses(tokenizers):
+    with pytest.raises(DataError, match="the chat template refuses the prompt: TemplateError: no tools here"):
+        prompt_tokens((Message("tool", "x"),), tokenizers[1])
+
+
+def test_a_supervised_row_of_a_conversation_is_template_response_and_end(tokenizers):
+    batch = supervised_batch([MESSAGES], ["2"], tokenizers[1])
+    assert tokenizers[1].decode(batch.batch["input_ids"].values()) == "[system] Be brief.\n[user] 1+1?\n[assistant] 2<eos>"
+    assert tokenizers[1].decode(batch.batch["responses"].values()) == "2<eos>"

@@ -12,7 +12,7 @@ import transformers as tf
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from podium.algorithms import LossSum, PolicyLoss, SFTLoss
+from podium.algorithms import LossSum, PolicyLoss, SFTLoss, TokenOutputs
 from podium.config import EngineConfig, OptimConfig
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.protocol import DataProto
@@ -38,7 +38,7 @@ CONFIGS: dict[str, Callable[[], tf.PretrainedConfig]] = {
     "gpt2_dropout": lambda: tf.GPT2Config(**GPT2, initializer_range=0.3),
     "mamba": lambda: tf.MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4),
 }
-Layout = Literal["auto", "bucketed", "packed"]
+Layout = Literal["auto", "bucketed", "packed", "shared"]
 LENGTHS = ((3, 4), (1, 1), (2, 3), (4, 1), (1, 0), (2, 6))
 """(prompt, response) tokens of each row; one has no response, one no more than one token of each."""
 LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3)
@@ -180,8 +180,8 @@ class Scaled(SFTLoss):
 
     factor: float = 1.0
 
-    def __call__(self, logprobs_N: Tensor, batch: DataProto) -> LossSum:
-        part = super().__call__(logprobs_N, batch)
+    def __call__(self, outputs: TokenOutputs, batch: DataProto) -> LossSum:
+        part = super().__call__(outputs, batch)
         return LossSum(part.total * self.factor, part.count, part.terms, part.metrics)
 
 
@@ -199,6 +199,6 @@ class Weighted(SFTLoss):
 class Miscounting(SFTLoss):
     """Says one more than it counts."""
 
-    def __call__(self, logprobs_N: Tensor, batch: DataProto) -> LossSum:
-        part = super().__call__(logprobs_N, batch)
+    def __call__(self, outputs: TokenOutputs, batch: DataProto) -> LossSum:
+        part = super().__call__(outputs, batch)
         return LossSum(part.total, part.count + 1, part.terms, part.metrics)

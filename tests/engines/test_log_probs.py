@@ -21,7 +21,9 @@ from tests.engines.builders import (
     token_batch,
 )
 
-LAYOUTS: tuple[Layout, ...] = ("auto", "bucketed", "packed")
+LAYOUTS: tuple[Layout, ...] = ("auto", "bucketed", "packed", "shared")
+WITHOUT_MASKS = LAYOUTS[:3]
+"""For `Bigram`, which takes no mask."""
 TABLE = [[2.0, 1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 5.0, -2.0]]
 
 
@@ -38,7 +40,7 @@ def test_equal_to_a_forward_pass_of_each_row_alone(name: str, temperature: float
             assert parts(found)[1] is parts(batch.batch["responses"])[1]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", WITHOUT_MASKS)
 def test_rows_come_back_in_their_order(layout: Layout) -> None:
     """G8: lengths 5, 1, 4, 2, of which each micro-batch takes what fits; row r's response is token r all along."""
     table = [[float(row == column) * (row + 1) for column in range(6)] for row in range(6)]
@@ -57,7 +59,7 @@ def test_another_order_of_rows_gives_the_same_numbers(layout: Layout) -> None:
     torch.testing.assert_close(parts(moved.batch["log_probs"])[0], parts(found[order].batch["log_probs"])[0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", WITHOUT_MASKS)
 def test_temperature_divides_the_logits_and_changes_none(layout: Layout) -> None:
     """F13: logits [2, 1, 0], T = 0.5, token 0: -0.1429, where T = 1 gives -0.4076; the model's own tensors stay."""
     model, batch = bigram(TABLE), token_batch([[0]], [[0]])
@@ -78,7 +80,13 @@ def test_log_probs_are_float32_except_for_a_float64_model(dtype: torch.dtype) ->
 @pytest.mark.parametrize("budget", [8, 16, 64])
 def test_the_first_update_on_policy_has_a_ratio_of_one(dtype: torch.dtype, tolerance: float, budget: int) -> None:
     """F12: old log-probs by another budget and layout than the update's; log ratio 0 within rounding, clip fraction 0."""
-    for inferring, training in (("bucketed", "bucketed"), ("packed", "bucketed"), ("bucketed", "packed")):
+    for inferring, training in (
+        ("bucketed", "bucketed"),
+        ("packed", "bucketed"),
+        ("bucketed", "packed"),
+        ("shared", "bucketed"),
+        ("packed", "shared"),
+    ):
         batch = batch_of()
         batch.pop(["old_log_probs"])
         old = engine_of(model_of("llama_usual", dtype), layout=inferring, budget=64).infer_batch(batch)
@@ -122,7 +130,7 @@ def test_a_model_that_mixes_packed_rows_is_refused_or_goes_side_by_side(leak: fl
         bigram([[0.3 * row - column for column in range(10)] for row in range(10)], leak),
         token_batch([[0], [2, 3]], [[1, 2], [4]]),
     )
-    with pytest.raises(EngineError, match="Bigram mixes rows that are packed end to end; use layout=bucketed"):
+    with pytest.raises(EngineError, match="Bigram mixes rows in the layout packed; use layout=bucketed"):
         engine_of(model, layout="packed").infer_batch(batch)
     with torch.no_grad():
         expected = torch.cat(plain_log_probs(model, batch))
@@ -154,3 +162,41 @@ def test_inferring_leaves_the_mode_of_the_model_and_no_graph() -> None:
         found = engine.infer_batch(batch_of()).batch["log_probs"]
         assert engine.model.training is mode
         assert not found.requires_grad
+
+
+# -- prompts computed once ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("budget", [7, 12, 100])
+def test_samples_behind_one_prompt_give_what_each_gives_alone(name: str, budget: int) -> None:
+    """Rows of three prompts, mixed up, one of them without a response; a prompt that begins like another is not the same."""
+    prompts = [[5, 6, 7], [5, 6], [5, 6, 7], [9], [5, 6, 7], [5, 6], [5, 6, 7]]
+    batch = token_batch(prompts, [[3], [4, 8], [3, 3, 2], [7], [], [1], [8, 3]])
+    model = model_of(name)
+    with torch.no_grad():
+        expected = torch.cat(plain_log_probs(model, batch))
+    engine = engine_of(model, layout="shared", budget=budget)
+    assert all(micro.layout == "shared" for micro in engine._plan(batch))
+    found = engine.infer_batch(batch).batch["log_probs"]
+    torch.testing.assert_close(parts(found)[0], expected, rtol=0, atol=1e-10)
+
+
+def test_many_samples_of_a_prompt_share_it_when_nothing_is_said() -> None:
+    prompt = list(range(3, 15))
+    batch = token_batch([prompt] * 16, [[1, 2]] * 16)
+    micros = engine_of("llama", layout="auto", budget=200)._plan(batch)
+    assert {micro.layout for micro in micros} == {"shared"}
+    assert sorted(row for micro in micros for row in micro.rows.tolist()) == list(range(16))
+
+
+def test_a_row_longer_than_the_models_window_is_not_shared() -> None:
+    """The explicit mask has no window in it."""
+    model = model_of("llama")
+    model.config.sliding_window = 4
+    short, long = token_batch([[5, 6]] * 8, [[1]] * 8), token_batch([[5, 6, 7]] * 8, [[1, 2]] * 8)
+    engine = engine_of(model, layout="auto")
+    assert {micro.layout for micro in engine._plan(long)} == {"bucketed"}
+    with pytest.raises(EngineError, match="layout shared"):
+        engine_of(model, layout="shared")._plan(long)
+    assert {micro.layout for micro in engine_of(model, layout="shared")._plan(short)} == {"shared"}

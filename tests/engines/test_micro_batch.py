@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podium.engines.micro_batch import MAX_PADDING_FRAC, CostModel, MicroBatch, plan_micro_batches
+from podium.engines.micro_batch import MAX_PADDING_FRAC, CostModel, MicroBatch, Prompts, plan_micro_batches
 from podium.errors import DataError
 
 Layout = Literal["auto", "bucketed", "packed"]
@@ -105,3 +105,25 @@ def test_many_rows_are_planned_fast() -> None:
     lengths = torch.randint(1, 2000, (4000,), generator=torch.Generator().manual_seed(0)).tolist()
     micros = plan_micro_batches(lengths, max_tokens=16384, layout="bucketed", cost=COST)
     assert sum(len(micro.rows) for micro in micros) == 4000
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20)), min_size=1, max_size=40),
+    st.integers(40, 200),
+    st.builds(CostModel, st.floats(0.01, 1000), st.floats(1e-5, 1)),
+)
+def test_shared_prompts_keep_every_row_once_below_the_cap(rows: list[tuple[int, int]], cap: int, cost: CostModel) -> None:
+    """Prompt i has 3 i + 1 tokens. A sequence holds rows of one prompt, and a micro-batch no more than the cap."""
+    prompts = Prompts([prompt for prompt, _ in rows], [3 * prompt + 1 for prompt, _ in rows])
+    lengths = [3 * prompt + 1 + response for prompt, response in rows]
+    micros = plan_micro_batches(lengths, max_tokens=cap, layout="shared", cost=cost, prompts=prompts)
+    assert sorted(row for micro in micros for row in micro.rows.tolist()) == list(range(len(rows)))
+    for micro in micros:
+        assert micro.units is not None
+        sequences: dict[int, list[int]] = {}
+        for row, unit in zip(micro.rows.tolist(), micro.units.tolist(), strict=True):
+            sequences.setdefault(unit, []).append(row)
+        assert list(sequences) == list(range(len(sequences)))
+        assert all(len({prompts.ids[row] for row in members}) == 1 for members in sequences.values())
+        longest = max(prompts.lengths[m[0]] + sum(rows[row][1] for row in m) for m in sequences.values())
+        assert len(sequences) * longest <= cap

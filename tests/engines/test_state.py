@@ -18,7 +18,7 @@ SETTINGS = {"schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1, "total
 
 
 @pytest.mark.parametrize("name", ["gpt2_dropout", "qwen2"])
-@pytest.mark.parametrize("layout", ["bucketed", "packed"])
+@pytest.mark.parametrize("layout", ["bucketed", "packed", "shared"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_resumed_run_continues_to_the_last_bit(name: str, layout: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Through the files of a checkpoint, with dropout, a schedule, a skipped update and a model of other random weights."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from podium.algorithms import Aggregation, Loss, LossSum, PolicyLoss, SFTLoss
+from podium.algorithms import Aggregation, Loss, LossSum, PolicyLoss, SFTLoss, TokenOutputs
 from podium.algorithms.aggregation import AggregationMode
 from podium.engines.base import MAX_SKIPPED_UPDATES
 from podium.engines.fsdp2 import FSDP2Engine
@@ -42,6 +42,8 @@ CUTS: tuple[tuple[Layout, int], ...] = (
     ("bucketed", 64),
     ("packed", 8),
     ("packed", 64),
+    ("shared", 8),
+    ("shared", 64),
     ("auto", 16),
 )
 MODES: tuple[AggregationMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
@@ -61,7 +63,7 @@ def plain_update(name: str, batch: DataProto, loss: Loss, temperature: float = 1
     """Weights and gradient norm of one update, row by row, with torch's own loop and no micro-batches."""
     model = model_of(name).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4, weight_decay=0.0)
-    total = loss(torch.cat(plain_log_probs(model, batch, temperature)), batch).total / loss.count(batch)
+    total = loss(TokenOutputs(torch.cat(plain_log_probs(model, batch, temperature))), batch).total / loss.count(batch)
     total.backward()
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
     optimizer.step()
@@ -78,7 +80,7 @@ def test_the_update_is_that_of_a_plain_loop(name: str, loss: Loss) -> None:
     batch = batch_of()
     expected, norm = plain_update(name, batch, loss)
     with torch.no_grad():
-        whole = loss(torch.cat(plain_log_probs(model_of(name).train(), batch)), batch)
+        whole = loss(TokenOutputs(torch.cat(plain_log_probs(model_of(name).train(), batch))), batch)
     for layout, budget in CUTS:
         weights, metrics = trained(name, batch, loss, layout=layout, budget=budget)
         assert largest_difference({key: weights[key] for key in expected}, expected) <= 1e-10
@@ -157,9 +159,9 @@ class Watching(SFTLoss):
     def __init__(self) -> None:
         object.__setattr__(self, "refs", [])
 
-    def __call__(self, logprobs_N: Tensor, batch: DataProto) -> LossSum:
-        part = super().__call__(logprobs_N, batch)
-        self.refs.extend(map(weakref.ref, (logprobs_N, part.total)))  # type: ignore[attr-defined]
+    def __call__(self, outputs: TokenOutputs, batch: DataProto) -> LossSum:
+        part = super().__call__(outputs, batch)
+        self.refs.extend(map(weakref.ref, (outputs.logprobs, part.total)))  # type: ignore[attr-defined]
         return part
 
 
@@ -167,7 +169,7 @@ def watch_logits(engine: FSDP2Engine, refs: list[weakref.ref[Tensor]]) -> Remova
     return engine.model.register_forward_hook(lambda _, __, output: refs.append(weakref.ref(output.logits)))
 
 
-@pytest.mark.parametrize("layout", ["bucketed", "packed"])
+@pytest.mark.parametrize("layout", ["bucketed", "packed", "shared"])
 def test_no_graph_is_alive_when_the_next_micro_batch_starts(layout: Layout) -> None:
     """C5: eight micro-batches; at the start of each, logits, log-probs and losses of those before are gone."""
     engine, loss = engine_of("llama", layout=layout, budget=7), Watching()
@@ -230,7 +232,7 @@ def test_counts_may_be_fractions(weight: float) -> None:
     found = [trained("llama", batch, Weighted(weight), budget=budget, layout="bucketed", clip_grad=1e9) for budget in (4, 12, 64)]
     assert all(largest_difference(found[0][0], weights) <= 1e-10 for weights, _ in found)
     model = model_of("llama")
-    loss = SFTLoss()(torch.cat(plain_log_probs(model, batch)), batch).total / (weight * 7)
+    loss = SFTLoss()(TokenOutputs(torch.cat(plain_log_probs(model, batch))), batch).total / (weight * 7)
     loss.backward()
     norm = float(nn.utils.get_total_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None]))
     for _, metrics in found:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from podium.config import TaskConfig
+from podium.config import RewardConfig, TaskConfig
 from podium.errors import RewardError, TaskError
-from podium.tasks import Problem, Task, build_task, check_disjoint, draw_targets, score
+from podium.tasks import Problem, RewardInputs, Scorer, Task, build_task, check_disjoint, draw_targets
 
 SPELL = {"name": "spell_backward", "params": {"min_word_len": 3, "max_word_len": 7}, "prompt": "after_colon"}
 
@@ -39,7 +39,7 @@ def test_the_librarys_verifier_is_an_exact_zero_or_one():
     for problem in task.train:
         right = problem.answer
         responses = [right, f" {right}\n", right + "x", right[:-1], ""]
-        assert score(task, [problem] * 5, responses) == [1.0, 1.0, 0.0, 0.0, 0.0]
+        assert Scorer(task, RewardConfig())([problem] * 5, responses).values == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,14 @@ class Odd(Task):
             raise self.verdict
         return self.verdict
 
+    def reward_inputs(self, problem):
+        return RewardInputs("odd", problem.answer, {})
+
 
 @pytest.mark.parametrize("verdict", [KeyError("gone"), float("nan"), None, "1"])
 def test_a_verifier_that_fails_names_the_row_and_is_never_a_zero(verdict):
     with pytest.raises(RewardError, match=r"row 0 \(uid u7"):
-        score(Odd(verdict), [Problem("u7", "p", "a", 0)], ["r"])
+        Scorer(Odd(verdict), RewardConfig())([Problem("u7", "p", "a", 0)], ["r"])
 
 
 def test_overlapping_splits_are_found():

@@ -13,21 +13,30 @@ from podium.errors import DataError
 def group_ids(uids: Sequence[Hashable]) -> Tensor:
     """[B] int64: rows of the same uid get the same number, whatever their order; numbers follow first appearance.
 
+    DataError for a row whose uid is None: it would share its baseline with every other such row.
+
     >>> group_ids(["b", "a", "b"])
     tensor([0, 1, 0])
     """
+    for row in [row for row, uid in enumerate(uids) if uid is None][:1]:
+        raise DataError(f"row {row} has no uid, which says whose sample it is")
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(uid, len(numbers)) for uid in uids], dtype=torch.int64)
 
 
-def grpo_advantages(scores_B: Tensor, groups_B: Tensor, *, norm_by_std: bool = True) -> Tensor:
+def grpo_advantages(scores_B: Tensor, groups_B: Tensor, is_scored_B: Tensor | None = None, *, norm_by_std: bool = True) -> Tensor:
     """GRPO's advantage of each row: (score - mean of its group) / (standard deviation of its group + 1e-6), [B] float32.
 
     The deviation is the unbiased one (n - 1). Without `norm_by_std` the centred score alone (Dr.GRPO). A group whose scores
-    are all equal, and so a group of one, gets exactly 0: it has no baseline to differ from. Computed in float64.
+    are all equal, and so a group of one, gets exactly 0: it has no baseline to differ from. Rows where `is_scored_B` [B] bool
+    is False get 0 and are in no group, whatever stands in their score. Computed in float64.
     Source: Shao et al. 2024, "DeepSeekMath", section 4.1.2 (outcome supervision); Liu et al. 2025, "Understanding
     R1-Zero-Like Training", for the variant. Raises DataError for scores that are not finite.
     """
+    if is_scored_B is not None and not bool(is_scored_B.all()):
+        advantages_B = torch.zeros(len(scores_B))
+        advantages_B[is_scored_B] = grpo_advantages(scores_B[is_scored_B], groups_B[is_scored_B], norm_by_std=norm_by_std)
+        return advantages_B
     scores = scores_B.double()
     if not bool(torch.isfinite(scores).all()):
         bad = int((~torch.isfinite(scores)).nonzero()[0])

@@ -24,7 +24,7 @@ def start(config: RunConfig, *, dry_run: bool) -> None:
     """Check a config, then make a run directory and train in it."""
     task = prepare(config)
     if dry_run:
-        _explain(config)
+        _explain(config, task)
     else:
         _train(config, RunDirectory.create(config), task)
 
@@ -34,7 +34,7 @@ def resume(path: Path, *, dry_run: bool) -> None:
     directory, config = RunDirectory.open(path)
     task = prepare(config)
     if dry_run:
-        _explain(config)
+        _explain(config, task)
     else:
         _train(config, directory, task)
 
@@ -52,9 +52,10 @@ def evaluate(path: Path, bare_model_config: RunConfig | None) -> Scores:
     return evaluate_model(config, model, task)
 
 
-def _explain(config: RunConfig) -> None:
+def _explain(config: RunConfig, task: Task) -> None:
     console = Console()
-    for line in explain(config):
+    sizes = f"{len(task.train)} training, {len(task.validation)} validation, {len(task.held_out)} held-out problems"
+    for line in (f"{sizes}; no {task.disjoint_by} is in two of them", *explain(config)):
         console.print(line, highlight=False)
     console.print("dry run: everything that can be checked beforehand is in order; nothing was started", highlight=False)
 
@@ -72,17 +73,18 @@ def _train(config: RunConfig, directory: RunDirectory, task: Task) -> None:
             f"\ninterrupted; {kept}. Go on with: podium train --resume {directory.path}", highlight=False, soft_wrap=True
         )
         raise typer.Exit(INTERRUPTED) from None
-    _print_report(console, directory)
+    _print_report(console, config, directory)
 
 
-def _print_report(console: Console, directory: RunDirectory) -> None:
+def _print_report(console: Console, config: RunConfig, directory: RunDirectory) -> None:
     report = directory.read_report()
     before, after = report["before"], report["after"]
     scores = Table(title=f"held-out, {after['n']} problems never trained on", title_justify="left")
     for column in ("", "before", "after"):
         scores.add_column(column, justify="right" if column else "left")
-    for label, key in (("greedy exact match", "greedy_exact"), ("sampled exact match", "sampled_exact")):
-        scores.add_row(label, f"{before[key]:.1%}", f"{after[key]:.1%}")
+    unit, form = ("exact match", "{:.1%}") if config.reward.function is None else ("mean reward", "{:.4g}")
+    for label, key in ((f"greedy {unit}", "greedy_exact"), (f"sampled {unit}", "sampled_exact")):
+        scores.add_row(label, form.format(before[key]), form.format(after[key]))
     console.print(scores)
     console.print(_answers(before["answers"], after["answers"]))
     for name, path in (

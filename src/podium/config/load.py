@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -74,6 +75,9 @@ def _complaint(error: Any) -> str:
             return f"{path}: is required and was not given"
         case "value_error":
             return f"{path}: {error['ctx']['error']}" if path else str(error["ctx"]["error"])
+        case "literal_error":
+            hint = nearest(str(error["input"]), re.findall(r"'([^']*)'", error["ctx"]["expected"]))
+            return f"{path}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}{hint}"
         case _:
             return f"{path}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 
 class Settings(BaseModel):
@@ -22,9 +22,18 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _paths(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else _tuple(value)
+
+
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Scalar = bool | int | float | str
+Paths = Annotated[tuple[str, ...], BeforeValidator(_paths)]
+KLKind = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
+]  # fmt: skip
+"""Names of the KL estimators, as in `podium.algorithms.KL_ESTIMATORS` and docs/algorithms.md."""
 
 
 class ModelConfig(Settings):
@@ -34,29 +43,95 @@ class ModelConfig(Settings):
     """A folder or hub id that transformers loads, or the name of a built-in architecture (`char_llama`) made from its config."""
     override_config: dict[str, Scalar] = {}
     """Attributes of the model's config to change, e.g. `{hidden_size: 96}`."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """dtype of the parameters."""
     trust_remote_code: bool = False
     """Passed to transformers; runs code that comes with the model."""
 
 
 class TaskConfig(Settings):
-    """What is asked and how an answer is verified: a dataset of reasoning-gym."""
+    """What is asked: a dataset of reasoning-gym by its `name`, or a user's own files. Exactly one of the two."""
 
-    name: str
+    name: str | None = None
     """reasoning-gym's name of the dataset."""
     params: dict[str, Scalar] = {}
     """Options of that dataset, e.g. `{min_word_len: 3}`."""
     prompt: Literal["question", "after_colon"] = "question"
     """`question`: the dataset's whole question; `after_colon`: only what follows its last ": "."""
-    num_train: Positive = 4096
-    """Distinct training problems; each epoch goes through all of them once."""
-    num_validation: Positive = 128
-    """Problems that may steer the run."""
-    num_held_out: Positive = 256
-    """Problems read only to report, before and after."""
+    train_files: Paths = ()
+    """JSONL or parquet files of training rows, in verl's columns or plain `prompt` and `answer`; see docs/tasks.md."""
+    validation_files: Paths = ()
+    """The same for validation; without any, rows are split off the training rows."""
+    held_out_files: Paths = ()
+    """The same for held-out rows."""
+    bad_rows: Literal["raise", "drop"] = "raise"
+    """What to do about rows of files that do not fit: stop and list them, or leave them out with a warning and their count."""
+    max_prompt_tokens: Positive | None = None
+    """A row of a file whose prompt has more tokens (chat template included) does not fit; null is no limit."""
+    chat_template: Literal["auto", "always", "never"] = "auto"
+    """`auto`: a text prompt is one user message where the tokenizer has a chat template, and plain text where it has none;
+    `always`: a tokenizer without one is an error; `never`: plain text, also of messages (their contents, an empty line between
+    them)."""
+    num_train: Positive | None = None
+    """Training problems; each epoch goes through all of them once. null: 4096 of reasoning-gym, all rows of files."""
+    num_validation: Positive | None = None
+    """Problems that may steer the run. null: 128 of reasoning-gym; all rows of validation files; at most 128, and a tenth, where
+    they are split off the training rows."""
+    num_held_out: Positive | None = None
+    """Problems read only to report, before and after. null: as for validation, with 256."""
     seed: int = 0
     """Seed of the problems: the same seed gives the same three splits."""
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the task is the user's own files rather than a dataset of reasoning-gym."""
+        return bool(self.train_files)
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> TaskConfig:
+        if (self.name is None) == (not self.train_files):
+            found = "neither" if self.name is None else "both"
+            raise ValueError(
+                f"a task is either a dataset of reasoning-gym (task.name) or your own rows (task.train_files), got {found}"
+            )
+        own = {"params": self.params, "prompt": self.prompt != "question"}
+        of_files = {
+            "validation_files": self.validation_files,
+            "held_out_files": self.held_out_files,
+            "max_prompt_tokens": self.max_prompt_tokens,
+            "bad_rows": self.bad_rows != "raise",
+        }
+        unfit = sorted(key for key, value in (own if self.has_files else of_files).items() if value)
+        if unfit:
+            kind = "task.name (a dataset of reasoning-gym)" if self.has_files else "task.train_files"
+            raise ValueError(f"{', '.join(f'task.{key}' for key in unfit)}: only for a task with {kind}")
+        return self
+
+
+class RewardConfig(Settings):
+    """How responses are scored. Without a function: the dataset's own verifier, or for files exact match with the answer."""
+
+    function: str | None = None
+    """Your function, as `path/to/file.py:function` or `package.module.function`; verl's signature, see docs/tasks.md."""
+    kwargs: dict[str, JsonValue] = {}
+    """Further keyword arguments of the function."""
+    num_workers: Positive = 2
+    """Processes that score at the same time, each one response at a time."""
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    """Most seconds for one response; a process that takes longer is killed and replaced, and the response counts as failed."""
+    on_failure: Literal["raise", "drop", "value"] = "raise"
+    """A response whose scoring failed: stop the run, leave the response out of the update, or give it `failure_value`."""
+    failure_value: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """The reward of a failed response under `on_failure: value`."""
+
+    @model_validator(mode="after")
+    def _check_function(self) -> RewardConfig:
+        if self.kwargs and self.function is None:
+            raise ValueError("reward.kwargs are arguments of reward.function, which is not set")
+        parts = (self.function or "a.b").rpartition(":" if ":" in (self.function or "") else ".")
+        if not all(parts) or (parts[1] == "." and parts[2] == "py"):
+            raise ValueError(f"reward.function is path/to/file.py:function or package.module.function, got {self.function!r}")
+        return self
 
 
 class OptimConfig(Settings):
@@ -87,8 +162,9 @@ class EngineConfig(Settings):
     """Training backend."""
     max_tokens_per_micro_batch: Positive = 16384
     """Most tokens (padding included) in one forward pass of a rank; a longer row is an error."""
-    layout: Literal["auto", "bucketed", "packed"] = "auto"
-    """`bucketed`: rows of like length side by side; `packed`: rows end to end; `auto`: whichever is estimated to cost less."""
+    layout: Literal["auto", "bucketed", "packed", "shared"] = "auto"
+    """`bucketed`: rows of like length side by side; `packed`: rows end to end; `shared`: the samples of a prompt behind it, so
+    that it is computed once; `auto`: whichever is estimated to cost least. The numbers are the same."""
 
 
 class SamplingConfig(Settings):
@@ -134,10 +210,25 @@ class ActorConfig(Settings):
     """The probability ratio is clipped below at 1 - this."""
     clip_ratio_high: Annotated[float, Field(ge=0)] = 0.2
     """The probability ratio is clipped above at 1 + this."""
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
+    clip_ratio_c: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Dual clip: where the advantage is negative, a ratio above this counts as this (verl's default is 3.0); null is off."""
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = "token-mean"
     """How token losses become one number."""
+    loss_scale_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Constant divisor of a row's sum in `seq-mean-token-sum-norm`, which requires it (Dr.GRPO: the longest response)."""
+    entropy_coeff: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Times the mean entropy of the policy, subtracted from the loss."""
+    calculate_entropy: bool = False
+    """Report the entropy also where it is not in the loss."""
+    use_kl_loss: bool = False
+    """Add the KL divergence from the reference model to the loss."""
+    kl_loss_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.001
+    """Times the KL divergence in the loss; 0 only reports it."""
+    kl_loss_type: KLKind = "low_var_kl"
+    """Estimator of the KL divergence in the loss; a `+` takes the gradient of k2 with the value of the name."""
     drop_zero_advantage: bool = False
-    """Do not compute rows whose advantage is zero: their gradient is zero, and they still count in the denominator."""
+    """Do not compute rows of zero advantage, whose gradient is zero as long as there is neither a KL term nor an entropy bonus;
+    with either, they are computed. They always count in the denominator."""
     recompute_old_log_probs: bool = True
     """Old log-probs by the trainer's own forward pass; otherwise the rollout's."""
 
@@ -149,6 +240,19 @@ class AlgorithmConfig(Settings):
     """Advantage estimator."""
     norm_adv_by_std_in_grpo: bool = True
     """Divide a group's centred rewards by their standard deviation (off: Dr.GRPO)."""
+    use_kl_in_reward: bool = False
+    """Subtract the KL divergence of each response's tokens from the reference model from its reward, before the baseline."""
+    kl_penalty: KLKind = "kl"
+    """Estimator of the KL divergence in the reward; a `+` makes no difference, there is no gradient."""
+    kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.001
+    """Times the KL divergence in the reward."""
+
+
+class RefConfig(Settings):
+    """The reference model of `actor.use_kl_loss` and `algorithm.use_kl_in_reward`. Its engine has the actor's settings."""
+
+    model: str | None = None
+    """Folder or hub id; null: the model that RL starts from."""
 
 
 class WarmupConfig(Settings):
@@ -206,6 +310,8 @@ class RunConfig(Settings):
     """The model; a string alone is its path."""
     task: TaskConfig
     """The task."""
+    reward: RewardConfig = RewardConfig()
+    """The reward."""
     warmup: WarmupConfig = WarmupConfig()
     """Supervised warm-up before RL."""
     actor: ActorConfig
@@ -214,6 +320,8 @@ class RunConfig(Settings):
     """Generation."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """Advantages."""
+    ref: RefConfig = RefConfig()
+    """The reference model."""
     trainer: TrainerConfig
     """The loop."""
 
@@ -221,6 +329,11 @@ class RunConfig(Settings):
     def runtime_name(self) -> str:
         """`runtime` with `auto` resolved."""
         return self.runtime if self.runtime != "auto" else ("inline" if self.num_workers == 1 else "ray")
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether anything uses a reference model."""
+        return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward
 
     @model_validator(mode="after")
     def _check_name(self) -> RunConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,27 +12,72 @@ from podium.errors import DataError
 from podium.protocol import DataProto
 from podium.protocol.jagged import interleave, jagged, offsets_of, parts
 
+PromptInput: TypeAlias = str | Sequence[tuple[str, str]]
+"""Plain text, or messages as pairs of role and content."""
+ChatTemplate: TypeAlias = Literal["auto", "always", "never"]
+"""When text goes through the tokenizer's chat template, as in `task.chat_template`."""
+
 
 class Tokenizer(Protocol):
-    """What is needed of a transformers tokenizer."""
+    """What is needed of a transformers tokenizer; `chat_template` and `apply_chat_template` too, where it has a template."""
 
     eos_token_id: int
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
 
-def prompt_batch(prompts: Sequence[str], uids: Sequence[str], tokenizer: Tokenizer) -> DataProto:
-    """Jagged `prompts` [B, *] int64 (special tokens as the tokenizer adds them) and `uid`. DataError for an empty prompt."""
-    rows = [tokenizer.encode(prompt) for prompt in prompts]
-    for uid, row in zip(uids, rows, strict=True):
-        if not row:
-            raise DataError(f"the prompt of {uid} has no tokens")
+def prompt_tokens(prompt: PromptInput, tokenizer: Tokenizer, *, chat_template: ChatTemplate = "auto") -> list[int]:
+    """The tokens that a policy answers, with special tokens as the tokenizer or its template adds them.
+
+    Messages go through the chat template, which also opens the answer (`add_generation_prompt`). Text goes through it as one
+    user message if there is one; without one, or with `never`, it is encoded as it is. With `never` messages are text too:
+    their contents, an empty line between them. DataError for a prompt without tokens, one that the template refuses, and for
+    messages (or with `always`, any prompt) where the tokenizer has no template.
+    """
+    has_template = getattr(tokenizer, "chat_template", None) is not None
+    if chat_template == "never" or (chat_template == "auto" and isinstance(prompt, str) and not has_template):
+        tokens = tokenizer.encode(prompt if isinstance(prompt, str) else "\n\n".join(content for _, content in prompt))
+    elif has_template:
+        tokens = _templated([("user", prompt)] if isinstance(prompt, str) else prompt, tokenizer)
+    else:
+        kind = "task.chat_template=always" if isinstance(prompt, str) else "a prompt of messages"
+        raise DataError(
+            f"{kind} needs a chat template, which the model's tokenizer lacks: take a model that has one, "
+            "or task.chat_template=never for plain text"
+        )
+    if not tokens:
+        raise DataError("the prompt has no tokens")
+    return tokens
+
+
+def _templated(messages: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[int]:
+    conversation = [{"role": role, "content": content} for role, content in messages]
+    apply = tokenizer.apply_chat_template  # type: ignore[attr-defined]  # transformers' own, beyond the protocol
+    try:
+        tokens: list[int] = apply(conversation, add_generation_prompt=True, tokenize=True, return_dict=False)
+    except Exception as exc:  # a template is a program that came with the model: whatever it raises concerns this prompt
+        raise DataError(f"the chat template refuses the prompt: {type(exc).__name__}: {exc}") from exc
+    return tokens
+
+
+def prompt_batch(
+    prompts: Sequence[PromptInput], uids: Sequence[str], tokenizer: Tokenizer, *, chat_template: ChatTemplate = "auto"
+) -> DataProto:
+    """Jagged `prompts` [B, *] int64 (see `prompt_tokens`) and `uid`. DataError names the prompt that cannot be encoded."""
+    rows = []
+    for uid, prompt in zip(uids, prompts, strict=True):
+        try:
+            rows.append(prompt_tokens(prompt, tokenizer, chat_template=chat_template))
+        except DataError as exc:
+            raise DataError(f"prompt {uid}: {exc}") from exc
     return DataProto({"prompts": _jagged_ids(rows)}, {"uid": list(uids)})
 
 
-def supervised_batch(prompts: Sequence[str], responses: Sequence[str], tokenizer: Tokenizer) -> DataProto:
+def supervised_batch(
+    prompts: Sequence[PromptInput], responses: Sequence[str], tokenizer: Tokenizer, *, chat_template: ChatTemplate = "auto"
+) -> DataProto:
     """Jagged `input_ids`, `responses` (the end-of-sequence token included) and an all-ones `response_mask`."""
-    prompt_ids = _jagged_ids([tokenizer.encode(prompt) for prompt in prompts])
+    prompt_ids = _jagged_ids([prompt_tokens(prompt, tokenizer, chat_template=chat_template) for prompt in prompts])
     response_ids = _jagged_ids(
         [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in responses]
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from podium.algorithms import Loss, LossSum
+from podium.algorithms import Loss, LossSum, TokenOutputs
 from podium.config import EngineConfig, OptimConfig
 from podium.engines.micro_batch import MicroBatch
 from podium.errors import DataError, EngineError
@@ -49,14 +49,17 @@ class BaseEngine(ABC):
         self,
         model: PreTrainedModel,
         engine: EngineConfig,
-        optim: OptimConfig,
+        optim: OptimConfig | None,
         *,
         total_steps: int,
         seed: int,
         rank: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        """Take over a model. `total_steps`, in optimizer steps, ends the schedule; `seed` and `rank` key dropout."""
+        """Take over a model. `total_steps`, in optimizer steps, ends the schedule; `seed` and `rank` key dropout.
+
+        Without `optim` the engine is forward only: parameters take no gradient, and training and state are EngineErrors.
+        """
 
     device: torch.device = torch.device("cpu")
     version: int = 0
@@ -74,7 +77,7 @@ class BaseEngine(ABC):
         """
         _check_prompts(batch)
         count = self._sum_over_ranks(loss.count(batch))
-        is_computed = _computed_rows(loss, batch)
+        is_computed = loss.is_needed(batch)
         terms, metrics, seen = dict[str, float](), Metrics(), loss.count(batch[~is_computed])
         with self._training():
             for micro, rows in self._rounds(batch[is_computed]):
@@ -89,7 +92,7 @@ class BaseEngine(ABC):
         self._note(step)
         own_share = count / self.dp_size
         metrics = metrics.merge([Metrics({name: Mean(value, own_share) for name, value in terms.items()})])
-        return metrics.merge([_step_metrics(step)])
+        return metrics.merge([_step_metrics(step, self.dp_size)])
 
     def infer_batch(self, batch: DataProto, *, temperature: float = 1.0) -> DataProto:
         """Log-probs of the response tokens: a batch with the one jagged column `log_probs` [B, *], rows in order.
@@ -102,18 +105,24 @@ class BaseEngine(ABC):
         with self._inferring():
             for micro, rows in self._rounds(batch):
                 index, _ = gather_index(offsets, micro.rows)
-                part_N = self._logprobs(rows, micro, temperature).cpu()
+                part_N = self._token_outputs(rows, micro, temperature).logprobs.cpu()
                 logprobs_N = logprobs_N.to(part_N.dtype)
                 logprobs_N[index] = part_N
         return DataProto({"log_probs": jagged(logprobs_N, offsets)})
 
     def _rounds(self, batch: DataProto) -> Iterator[tuple[MicroBatch, DataProto]]:
-        for micro in self._plan(batch):
+        """This rank's micro-batches, and empty ones until every rank has had its last: all make the same number of passes.
+
+        At least one: a gradient of zero is not the same as none, with which the optimizer would not decay its moments.
+        """
+        micros = self._plan(batch)
+        num_empty = int(self._max_over_ranks(max(1, len(micros)))) - len(micros)
+        for micro in [*micros, *[MicroBatch(torch.arange(0), "bucketed")] * num_empty]:
             yield micro, batch[micro.rows].to(self.device)
 
     def _accumulate(self, loss: Loss, micro: MicroBatch, rows: DataProto, temperature: float, *, denominator: float) -> LossSum:
         """Forward and backward of one micro-batch. Returns without a graph, so that nothing of it is alive in the next one."""
-        part = loss(self._logprobs(rows, micro, temperature), rows)
+        part = loss(self._token_outputs(rows, micro, temperature, with_entropy=loss.needs_entropy), rows)
         self._backward(part.total / denominator)
         return replace(part, total=part.total.detach())
 
@@ -133,11 +142,16 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def _plan(self, batch: DataProto) -> list[MicroBatch]:
-        """Micro-batches of this rank's rows: the same number on every rank, empty ones at the end."""
+        """Micro-batches of this rank's rows, all of them once; other ranks may have more, or fewer."""
 
     @abstractmethod
-    def _logprobs(self, rows: DataProto, micro: MicroBatch, temperature: float) -> Tensor:
-        """[N] log-probs of the rows' response tokens, end to end, with a graph where gradients are on; see `infer_batch`."""
+    def _token_outputs(
+        self, rows: DataProto, micro: MicroBatch, temperature: float, *, with_entropy: bool = False
+    ) -> TokenOutputs:
+        """Log-probs, and entropies if asked for, of the rows' response tokens, end to end, with a graph where gradients are on.
+
+        Without rows: none, but with the same collectives as any pass.
+        """
 
     @abstractmethod
     def _backward(self, loss: Tensor) -> None:
@@ -150,6 +164,10 @@ class BaseEngine(ABC):
     @abstractmethod
     def _sum_over_ranks(self, value: float) -> float:
         """The sum of a number over the data-parallel ranks, the same on each."""
+
+    @abstractmethod
+    def _max_over_ranks(self, value: float) -> float:
+        """The largest of a number over the data-parallel ranks, the same on each."""
 
     @abstractmethod
     def _training(self) -> AbstractContextManager[None]:
@@ -165,29 +183,22 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Everything that a resumed run needs: tensors (weights and optimizer) and numbers.
+        """Everything that a resumed run needs: tensors (weights and optimizer) and numbers. Every rank must call it.
 
-        The tensors are the engine's own and change with the next step: copy or write them before it.
+        The tensors are whole whatever the number of ranks, and rank 0 alone has them. They may be the engine's own and change
+        with the next step: copy or write them before it.
         """
 
     @abstractmethod
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        """Take back what `state` gave. EngineError names what is missing or does not fit; then nothing was changed."""
+        """Take back what rank 0's `state` gave, on every rank, of any number of them.
+
+        EngineError names what is missing or does not fit; then nothing was changed.
+        """
 
     @abstractmethod
     def save_hf(self, path: str) -> None:
-        """Write the model as a folder that `AutoModelForCausalLM.from_pretrained` loads."""
-
-
-def _computed_rows(loss: Loss, batch: DataProto) -> Tensor:
-    """[B] bool: the rows that the loss needs, and one of them in any case.
-
-    A gradient of zero is not the same as none: with none the optimizer would not decay its moments, nor follow them.
-    """
-    is_computed = loss.is_needed(batch).clone()
-    if not bool(is_computed.any()):
-        is_computed[:1] = True
-    return is_computed
+        """Write the model as a folder that `AutoModelForCausalLM.from_pretrained` loads. Every rank must call it."""
 
 
 def _check_prompts(batch: DataProto) -> None:
@@ -199,6 +210,7 @@ def _check_prompts(batch: DataProto) -> None:
         )
 
 
-def _step_metrics(step: StepResult) -> Metrics:
-    kept = {} if step.is_skipped else {"grad_norm": Mean(step.grad_norm, 1.0)}
-    return Metrics({**kept, "lr": Last(step.lr), "skipped_updates": Sum(float(step.is_skipped))})
+def _step_metrics(step: StepResult, dp_size: int) -> Metrics:
+    """Every rank reports the same step, so each counts for its share."""
+    kept = {} if step.is_skipped else {"grad_norm": Mean(step.grad_norm / dp_size, 1.0 / dp_size)}
+    return Metrics({**kept, "lr": Last(step.lr), "skipped_updates": Sum(float(step.is_skipped) / dp_size)})

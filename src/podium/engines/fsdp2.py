@@ -1,47 +1,52 @@
-"""The torch engine: any causal language model of transformers, trained with AdamW.
-
-At world size 1, so far; sharding over ranks with FSDP2 goes behind this same class. Two layouts of a micro-batch: rows side
-by side, padded on the right (causal attention never looks there, so no mask is needed), or end to end in one row with
-restarting positions, from which transformers builds a block-diagonal mask.
-"""
+"""The torch engine: any causal language model of transformers, trained with AdamW, sharded over the ranks with FSDP2."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from podium.algorithms import TokenOutputs, logprobs_and_entropies
 from podium.config import EngineConfig, OptimConfig
 from podium.engines.base import BaseEngine, StepResult
 from podium.engines.device import rng_devices
-from podium.engines.micro_batch import CostModel, MicroBatch, plan_micro_batches
+from podium.engines.layouts import ModelInput, bucketed, packed, shared
+from podium.engines.micro_batch import CostModel, MicroBatch, Prompts, plan_micro_batches
+from podium.engines.ranks import DataParallelRanks, fill, sharded_like, whole
 from podium.engines.schedule import lr_factor
 from podium.errors import EngineError
 from podium.models import save_model
 from podium.protocol import DataProto
-from podium.protocol.jagged import lengths_of, parts, row_ids, to_padded
+from podium.protocol.jagged import jagged_from_rows, lengths_of, parts
 from podium.weights import named_weights
+
+logger = logging.getLogger(__name__)
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 class FSDP2Engine(BaseEngine):
-    """A `PreTrainedModel` on one device, its optimizer and its schedule.
+    """A `PreTrainedModel`, its optimizer and its schedule; parameters, gradients and optimizer state spread over the ranks.
 
-    `total_steps` is the number of optimizer steps after which a decaying schedule has ended; `seed` and `rank` key dropout.
+    The ranks are those of torch.distributed's default group, which must exist before the engine does; without one the
+    engine is alone. `total_steps` is the number of optimizer steps after which a decaying schedule has ended; `seed` and
+    `rank` key dropout. Every rank must make the same calls.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         engine: EngineConfig,
-        optim: OptimConfig,
+        optim: OptimConfig | None,
         *,
         total_steps: int,
         seed: int,
@@ -50,89 +55,121 @@ class FSDP2Engine(BaseEngine):
     ) -> None:
         self.device = device or torch.device("cpu")
         self.model: PreTrainedModel = model.to(self.device)  # type: ignore[arg-type] # transformers hides `to`'s signature
+        self._ranks = DataParallelRanks(self.device)
+        self.dp_rank, self.dp_size = self._ranks.rank, self._ranks.size
+        self._ranks.shard(self.model, set(getattr(model, "_no_split_modules", None) or ()))
         self._config, self._optim_config, self._total_steps = engine, optim, total_steps
         self._seed, self._rank = seed, rank
-        self._optimizer = torch.optim.AdamW(
-            [p for p in model.parameters() if p.requires_grad],
-            lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, fused=True,
-        )  # fmt: skip
+        self._adamw = None if optim is None else _adamw(model, optim)
+        if optim is None:
+            model.requires_grad_(False)
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._cost = CostModel.for_hidden(model.config.get_text_config().hidden_size)
-        self._can_pack: bool | None = None
+        self._exact_layouts: dict[str, bool] = {}
 
     # -- micro-batches ------------------------------------------------------------------------------------------------
 
     def _plan(self, batch: DataProto) -> list[MicroBatch]:
-        lengths = lengths_of(batch.batch["input_ids"]).tolist()
-        budget, layout = self._config.max_tokens_per_micro_batch, self._config.layout
-        micros = plan_micro_batches(lengths, max_tokens=budget, layout=layout, cost=self._cost)
-        if not any(micro.layout == "packed" for micro in micros) or self._packing_is_exact():
-            return micros
-        if layout == "packed":
-            raise EngineError(f"{type(self.model).__name__} mixes rows that are packed end to end; use layout=bucketed")
-        return plan_micro_batches(lengths, max_tokens=budget, layout="bucketed", cost=self._cost)
+        layout = self._config.layout
+        micros = self._plan_in(batch, layout)
+        wanted = {micro.layout for micro in micros}
+        for masked in ("packed", "shared"):
+            if self._ranks.max(masked in wanted) and not self._is_exact(masked, batch) and masked in wanted:
+                if layout == masked:
+                    raise EngineError(f"{type(self.model).__name__} mixes rows in the layout {masked}; use layout=bucketed")
+                micros = self._plan_in(batch, "bucketed")
+        return micros
 
-    def _packing_is_exact(self) -> bool:
-        """Whether this model keeps packed rows apart, tried once on two short rows: not every architecture does.
+    def _plan_in(self, batch: DataProto, layout: Literal["auto", "bucketed", "packed", "shared"]) -> list[MicroBatch]:
+        return plan_micro_batches(
+            lengths_of(batch.batch["input_ids"]).tolist(),
+            max_tokens=self._config.max_tokens_per_micro_batch,
+            layout=layout,
+            cost=self._cost,
+            prompts=_prompts(batch),
+        )
+
+    def _is_exact(self, layout: Literal["packed", "shared"], batch: DataProto) -> bool:
+        """Whether this model keeps rows apart in a layout that relies on masks: not every architecture does.
+
+        A sliding window is not in the mask of the shared layout, so no row may be longer than it.
+        """
+        if layout not in self._exact_layouts:
+            self._exact_layouts[layout] = self._try_layout(layout)
+        window = getattr(self.model.config.get_text_config(), "sliding_window", None)
+        longest = max(lengths_of(batch.batch["input_ids"]).tolist(), default=0)
+        return self._exact_layouts[layout] and (layout == "packed" or window is None or longest <= window)
+
+    def _try_layout(self, layout: Literal["packed", "shared"]) -> bool:
+        """Tried once on two rows, each a prompt of one token and a response of two: what is next to the seam is looked at.
 
         The second row must give what it gives alone, within rounding, and must not see what the first one is: that shows to
         the last bit, even in a model whose rows mix so little that it could be taken for rounding.
         """
-        if self._can_pack is None:
-            ids, other_ids = (torch.tensor([row], device=self.device) for row in ([2, 3, 4, 5, 6, 7], [9, 1, 8, 5, 6, 7]))
-            num_tokens = self.model.config.get_text_config().vocab_size
-            positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device=self.device)
-            with self._inferring():
-                alone = self.model(input_ids=ids[:, 3:] % num_tokens, use_cache=False).logits.float()
-                packed, other = (
-                    self.model(input_ids=both % num_tokens, position_ids=positions, use_cache=False).logits[:, 3:].float()
-                    for both in (ids, other_ids)
-                )
-            mixed = float((packed - other).abs().max())
-            self._can_pack = mixed <= 1e-5 * float(alone.abs().max()) and torch.allclose(alone, packed, rtol=1e-2, atol=1e-3)
-        return self._can_pack
+        num_tokens = self.model.config.get_text_config().vocab_size
+        rows = [torch.tensor([2, *response]) % num_tokens for response in ([4, 5], [9, 8], [6, 7])]
+        pairs = [[rows[0], rows[2]], [rows[1], rows[2]]]
+        trial = MicroBatch(torch.arange(2), layout, torch.zeros(2, dtype=torch.int64) if layout == "shared" else None)
+        with self._inferring():
+            try:
+                alone = self._row_logits(_probe(rows[2:]).to(self.device), MicroBatch(torch.arange(1), "bucketed")).float()
+                packings = [self._row_logits(_probe(pair).to(self.device), trial).float()[2:] for pair in pairs]
+            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as exc:
+                logger.info("%s does not run in the layout %r: %s", type(self.model).__name__, layout, exc)
+                return False
+        mixed = float((packings[0] - packings[1]).abs().max())
+        return mixed <= 1e-5 * float(alone.abs().max()) and torch.allclose(alone, packings[0], rtol=1e-2, atol=1e-3)
 
-    def _logprobs(self, rows: DataProto, micro: MicroBatch, temperature: float) -> Tensor:
-        targets_N, response_offsets = parts(rows.batch["responses"])
-        forward = self._forward_packed if micro.layout == "packed" else self._forward_bucketed
-        logits_NV = forward(rows.batch["input_ids"], response_offsets)
+    def _token_outputs(
+        self, rows: DataProto, micro: MicroBatch, temperature: float, *, with_entropy: bool = False
+    ) -> TokenOutputs:
+        targets_N, _ = parts(rows.batch["responses"])
+        logits_NV = self._row_logits(rows, micro) if len(rows) else self._forward_nothing()
         logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
         if temperature != 1.0:
             logits_NV = logits_NV / temperature
-        return -functional.cross_entropy(logits_NV, targets_N, reduction="none")
+        if with_entropy:
+            return TokenOutputs(*logprobs_and_entropies(logits_NV, targets_N))
+        return TokenOutputs(-functional.cross_entropy(logits_NV, targets_N, reduction="none"))
 
-    def _forward_bucketed(self, input_ids: Tensor, response_offsets: Tensor) -> Tensor:
-        """[N, V] logits that predict the response tokens, from rows side by side."""
-        lengths_B, responses_B = lengths_of(input_ids), response_offsets.diff()
-        ids_BT = to_padded(input_ids)
-        first = int((lengths_B - responses_B).min()) - 1
-        keep = {"logits_to_keep": torch.arange(first, ids_BT.shape[1], device=self.device)} if self._takes_logits_to_keep else {}
-        logits_BKV: Tensor = self.model(input_ids=ids_BT, use_cache=False, **keep).logits
-        first = first if keep else 0
-        row_N = row_ids(response_offsets)
-        starts_B = lengths_B - responses_B - 1 - first - response_offsets[:-1]
-        column_N = starts_B[row_N] + torch.arange(len(row_N), device=self.device)
-        return logits_BKV[row_N, column_N]
+    def _row_logits(self, rows: DataProto, micro: MicroBatch) -> Tensor:
+        columns = rows.batch["input_ids"], rows.batch["responses"]
+        if micro.units is not None:
+            return self._logits(shared(*columns, micro.units.to(self.device)))
+        return self._logits(packed(*columns) if micro.layout == "packed" else bucketed(*columns))
 
-    def _forward_packed(self, input_ids: Tensor, response_offsets: Tensor) -> Tensor:
-        """[N, V] logits that predict the response tokens, from rows end to end."""
-        ids_T, offsets = parts(input_ids)
-        positions_T = torch.arange(len(ids_T), device=self.device) - offsets[row_ids(offsets)]
-        row_N = row_ids(response_offsets)
-        starts_B = offsets[1:] - response_offsets.diff() - 1 - response_offsets[:-1]
-        column_N = starts_B[row_N] + torch.arange(len(row_N), device=self.device)
-        keep = {"logits_to_keep": column_N} if self._takes_logits_to_keep else {}
-        logits_KV: Tensor = self.model(input_ids=ids_T[None], position_ids=positions_T[None], use_cache=False, **keep).logits[0]
-        return logits_KV if keep else logits_KV[column_N]
+    def _logits(self, inputs: ModelInput) -> Tensor:
+        """[N, V] logits that predict the response tokens; other positions are not computed where the model allows it."""
+        keep, column_N = dict[str, Tensor](), inputs.columns
+        if self._takes_logits_to_keep and len(column_N):
+            first, last = int(column_N.min()), int(column_N.max())
+            keep, column_N = {"logits_to_keep": torch.arange(first, last + 1, device=self.device)}, column_N - first
+        logits_SKV: Tensor = self.model(input_ids=inputs.input_ids, use_cache=False, **inputs.extra, **keep).logits
+        return logits_SKV[inputs.sequences, column_N]
+
+    def _forward_nothing(self) -> Tensor:
+        """[0, V] logits, with a graph: a rank without rows takes part in the gathering of its peers' passes."""
+        logits_11V: Tensor = self.model(
+            input_ids=torch.zeros(1, 1, dtype=torch.int64, device=self.device), use_cache=False
+        ).logits
+        return logits_11V[0, :0]
 
     # -- optimizer ----------------------------------------------------------------------------------------------------
 
+    @property
+    def _optimizer(self) -> torch.optim.AdamW:
+        if self._adamw is None:
+            raise EngineError("a forward-only engine (optim=None) has no optimizer: it cannot train, and has no state to save")
+        return self._adamw
+
     def _backward(self, loss: Tensor) -> None:
-        loss.backward()
+        (loss * self.dp_size).backward()  # FSDP2 takes the mean over the ranks, the loss is a part of their sum
 
     def _optimizer_step(self, *, is_empty: bool) -> StepResult:
-        lr = self._optim_config.lr * lr_factor(self._optim_config, self.version, self._total_steps)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._optim_config.clip_grad))
+        optim = self._optim_config
+        assert optim is not None  # `_training` has refused
+        lr = optim.lr * lr_factor(optim, self.version, self._total_steps)
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), optim.clip_grad)))
         is_skipped = is_empty or not math.isfinite(norm)
         if not is_skipped:
             for group in self._optimizer.param_groups:
@@ -141,7 +178,10 @@ class FSDP2Engine(BaseEngine):
         return StepResult(grad_norm=norm, lr=lr, is_skipped=is_skipped)
 
     def _sum_over_ranks(self, value: float) -> float:
-        return value
+        return self._ranks.sum(value)
+
+    def _max_over_ranks(self, value: float) -> float:
+        return self._ranks.max(value)
 
     @contextmanager
     def _training(self) -> Iterator[None]:
@@ -163,29 +203,36 @@ class FSDP2Engine(BaseEngine):
             with torch.no_grad():
                 yield
         finally:
+            self._ranks.reshard(self.model)
             self.model.train(was_training)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        return named_weights(self.model)
+        return ((name, whole(tensor)) for name, tensor in named_weights(self.model))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        tensors = {f"model.{name}": tensor for name, tensor in self.named_weights()}
-        for name, parameter in self.model.named_parameters():
-            tensors |= {f"optimizer.{name}.{key}": value for key, value in self._optimizer.state.get(parameter, {}).items()}
+        pieces = chain(((f"model.{name}", tensor) for name, tensor in named_weights(self.model)), self._optimizer_state())
+        gathered = ((name, whole(tensor)) for name, tensor in pieces)
+        tensors = {name: tensor for name, tensor in gathered if self.dp_rank == 0}
         return tensors, {"version": self.version, "skipped_in_a_row": self._skipped_in_a_row}
 
+    def _optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                yield f"optimizer.{name}.{key}", value
+
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        weights = {f"model.{name}": tensor for name, tensor in self.named_weights()}
+        weights = {f"model.{name}": tensor for name, tensor in named_weights(self.model)}
         self._check_saved(weights, tensors, numbers)
         for name, tensor in weights.items():
-            tensor.copy_(tensors[name])
+            fill(tensor, tensors[name])
         self._optimizer.state.clear()
         for name, parameter in self.model.named_parameters():
             if f"optimizer.{name}.step" in tensors:
                 saved = {key: tensors[f"optimizer.{name}.{key}"] for key in ADAM_STATE}
-                self._optimizer.state[parameter] = {key: tensor.to(self.device, copy=True) for key, tensor in saved.items()}
+                moments = {key: sharded_like(parameter, tensor) for key, tensor in saved.items() if key != "step"}
+                self._optimizer.state[parameter] = {"step": saved["step"].to(self.device, copy=True), **moments}
         self.version, self._skipped_in_a_row = int(numbers["version"]), int(numbers["skipped_in_a_row"])
 
     def _check_saved(self, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
@@ -203,4 +250,27 @@ class FSDP2Engine(BaseEngine):
                 raise EngineError(f"{name} was saved as {list(tensors[name].shape)}, this model has {list(shape)}")
 
     def save_hf(self, path: str) -> None:
-        save_model(self.model, path)
+        weights = {name: tensor.cpu() for name, tensor in self.named_weights() if self.dp_rank == 0}
+        if self.dp_rank == 0:
+            save_model(self.model, path, {name: weights[name] for name in self.model.state_dict() if name in weights})
+
+
+def _adamw(model: PreTrainedModel, optim: OptimConfig) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad],
+        lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, fused=True,
+    )  # fmt: skip
+
+
+def _prompts(batch: DataProto) -> Prompts:
+    """Which rows begin with the same tokens."""
+    values, offsets = parts(batch.batch["input_ids"])
+    lengths = (offsets.diff() - lengths_of(batch.batch["responses"])).tolist()
+    tokens, numbers = values.cpu().numpy(), dict[bytes, int]()
+    beginnings = [tokens[start : start + length].tobytes() for start, length in zip(offsets.tolist(), lengths, strict=False)]
+    return Prompts([numbers.setdefault(beginning, len(numbers)) for beginning in beginnings], lengths)
+
+
+def _probe(rows: Sequence[Tensor]) -> DataProto:
+    """Rows whose last two tokens are the response."""
+    return DataProto({"input_ids": jagged_from_rows(rows), "responses": jagged_from_rows([row[-2:] for row in rows])})

@@ -1,8 +1,9 @@
 """How a rank's rows are cut into micro-batches: a pure decision from lengths to row numbers.
 
-Two layouts compute the same numbers. *Bucketed*: rows of like length side by side, padded to the longest, so the computed
-padding stays small. *Packed*: rows end to end in one long row, so there is no padding, but attention pays for a square mask
-over the whole row. The plan that is estimated to cost less wins. A micro-batch never holds more than `max_tokens`.
+The layouts of `layouts` compute the same numbers. *Bucketed* pads rows of like length to the longest, so the computed padding
+stays small; *packed* pads nothing, but attention pays for a square mask over the whole sequence; *shared* computes the prompt
+of several samples once, and pays for a mask over the unit. The plan that is estimated to cost less wins. A micro-batch never
+holds more than `max_tokens`, padding included.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 
-Layout = Literal["bucketed", "packed"]
+Layout = Literal["bucketed", "packed", "shared"]
 MAX_PADDING_FRAC = 0.10
 """Most of a bucket that may be padding; rows too different to keep it are not put side by side."""
 
@@ -27,7 +28,7 @@ MAX_PADDING_FRAC = 0.10
 class CostModel:
     """What a forward and backward pass costs, in units of one token through the model's matrices.
 
-    `call_tokens`: the fixed cost of one pass. `mask_tokens`: the cost of one entry of a packed row's attention mask. The
+    `call_tokens`: the fixed cost of one pass. `mask_tokens`: the cost of one entry of a sequence's attention mask. The
     defaults were measured on a CPU with a model of hidden size 96; `for_hidden` scales them, since a token's matrices grow
     with the square of the hidden size, a call's overhead hardly at all, and the mask linearly.
     """
@@ -47,14 +48,29 @@ class MicroBatch:
 
     rows: Tensor
     layout: Layout
+    units: Tensor | None = None
+    """Of the layout `shared`: which sequence each row goes into, counted from 0, rows of one side by side."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What rows begin with: the same number means the same prompt; `lengths` in tokens."""
+
+    ids: Sequence[int]
+    lengths: Sequence[int]
 
 
 def plan_micro_batches(
-    lengths: Sequence[int], *, max_tokens: int, layout: Literal["auto", "bucketed", "packed"], cost: CostModel
+    lengths: Sequence[int],
+    *,
+    max_tokens: int,
+    layout: Literal["auto", "bucketed", "packed", "shared"],
+    cost: CostModel,
+    prompts: Prompts | None = None,
 ) -> list[MicroBatch]:
     """Cut rows of the given token counts into micro-batches; every row is in exactly one.
 
-    DataError names the first row that is longer than `max_tokens` alone.
+    Without `prompts` there is no `shared`. DataError names the first row that is longer than `max_tokens` alone.
     """
     lengths_B = np.asarray(lengths, dtype=np.int64)
     for row in np.flatnonzero(lengths_B > max_tokens)[:1]:
@@ -64,14 +80,15 @@ def plan_micro_batches(
         )
     if not len(lengths_B):
         return []
-    if layout == "packed":
-        return _packed(lengths_B, max_tokens, cost)[1]
-    price, micros = _bucketed(lengths_B, max_tokens, cost)
+    plans = []
+    if layout in ("auto", "bucketed"):
+        plans.append(_bucketed(lengths_B, max_tokens, cost))
+    if layout in ("auto", "shared") and prompts is not None:
+        plans.append(_shared(lengths_B, prompts, max_tokens, cost))
     cheapest_packing = float(lengths_B.sum()) * (1 + 2 * (cost.call_tokens * cost.mask_tokens) ** 0.5)
-    if layout == "bucketed" or cheapest_packing >= price:
-        return micros
-    packed_price, packed_micros = _packed(lengths_B, max_tokens, cost)
-    return packed_micros if packed_price < price else micros
+    if layout == "packed" or (layout == "auto" and cheapest_packing < min(price for price, _ in plans)):
+        plans.append(_packed(lengths_B, max_tokens, cost))
+    return min(plans, key=lambda plan: plan[0])[1]
 
 
 def _bucketed(lengths_B: NDArray[np.int64], max_tokens: int, cost: CostModel) -> tuple[float, list[MicroBatch]]:
@@ -103,6 +120,44 @@ def _bucket_sizes(sorted_lengths: NDArray[np.int64], cost: CostModel) -> list[in
         sizes.append(int(rows_before[end] - rows_before[cut[end]]))
         end = int(cut[end])
     return sizes[::-1]
+
+
+def _shared(lengths_B: NDArray[np.int64], prompts: Prompts, max_tokens: int, cost: CostModel) -> tuple[float, list[MicroBatch]]:
+    """Rows of one prompt in one sequence, or in a few shorter ones where the mask would cost more than the prompt saves."""
+    groups: dict[int, list[int]] = {}
+    for row, prompt in enumerate(prompts.ids):
+        groups.setdefault(prompt, []).append(row)
+    units = [
+        unit for rows in groups.values() for unit in _units(np.array(rows), lengths_B, prompts.lengths[rows[0]], max_tokens, cost)
+    ]
+    unit_lengths = np.array([_unit_length(unit, lengths_B, prompts.lengths[unit[0]]) for unit in units])
+    price, buckets = _bucketed(unit_lengths, max_tokens, cost)
+    micros = []
+    for bucket in buckets:
+        chosen = [units[number] for number in bucket.rows.tolist()]
+        price += cost.mask_tokens * len(chosen) * float(unit_lengths[bucket.rows.numpy()].max()) ** 2
+        unit_of_row = np.repeat(np.arange(len(chosen)), [len(unit) for unit in chosen])
+        micros.append(MicroBatch(torch.from_numpy(np.concatenate(chosen)), "shared", torch.from_numpy(unit_of_row)))
+    return price, micros
+
+
+def _units(
+    rows: NDArray[np.int64], lengths_B: NDArray[np.int64], prompt_length: int, max_tokens: int, cost: CostModel
+) -> list[NDArray[np.int64]]:
+    """The cheapest cut of the rows of one prompt into 1, 2, 4, ... sequences that fit; one row each always does."""
+    best, best_price = [rows[i : i + 1] for i in range(len(rows))], np.inf
+    for num_parts in [2**power for power in range(len(rows).bit_length())]:
+        parts = np.array_split(rows, min(num_parts, len(rows)))
+        sizes = np.array([_unit_length(part, lengths_B, prompt_length) for part in parts], dtype=np.float64)
+        price = float((sizes + cost.mask_tokens * sizes**2).sum())
+        if sizes.max() <= max_tokens and price < best_price:
+            best, best_price = parts, price
+    return best
+
+
+def _unit_length(rows: NDArray[np.int64], lengths_B: NDArray[np.int64], prompt_length: int) -> int:
+    """Tokens of a sequence with the prompt once and these rows' responses."""
+    return prompt_length + int((lengths_B[rows] - prompt_length).sum())
 
 
 def _packed(lengths_B: NDArray[np.int64], max_tokens: int, cost: CostModel) -> tuple[float, list[MicroBatch]]:

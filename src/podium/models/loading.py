@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -52,10 +53,13 @@ def load_model(config: ModelConfig, *, seed: int) -> PreTrainedModel:
         return loaded
 
 
-def save_model(model: PreTrainedModel, path: str) -> None:
-    """Write the model as a folder that `AutoModelForCausalLM.from_pretrained` loads."""
+def save_model(model: PreTrainedModel, path: str, weights: dict[str, Tensor] | None = None) -> None:
+    """Write the model as a folder that `AutoModelForCausalLM.from_pretrained` loads.
+
+    `weights` by name, tied ones once, replace the model's own, for a model whose own are not whole.
+    """
     with _no_progress_bars():
-        model.save_pretrained(path)
+        model.save_pretrained(path, state_dict=weights)
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

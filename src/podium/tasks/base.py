@@ -1,20 +1,32 @@
 """What a task is: problems in three disjoint splits, and a verifier.
 
-Held-out honesty: training, validation and held-out problems have different answers (lower case, stripped). Validation may
-steer a run; held-out is read only to report.
+Held-out honesty: training, validation and held-out problems have different answers (lower case, stripped), or, where a user's
+own rows do not allow that, different prompts. Validation may steer a run; held-out is read only to report.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
 
-from podium.errors import RewardError, TaskError
+from pydantic import JsonValue
+
+from podium.errors import TaskError
 
 Split = Literal["train", "validation", "held_out"]
+
+
+class Message(NamedTuple):
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+Prompt: TypeAlias = str | tuple[Message, ...]
+"""Plain text, or a conversation that the tokenizer's chat template turns into text."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +34,32 @@ class Problem:
     """One problem. `uid` is the same in every run of the same task and seed; `key` finds it again for the verifier."""
 
     uid: str
-    prompt: str
+    prompt: Prompt
     answer: str
     key: int
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt for people: of a conversation each message under its role, of one user message its content alone."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        if len(self.prompt) == 1:
+            return self.prompt[0].content
+        return "\n".join(f"{message.role}: {message.content}" for message in self.prompt)
+
+    @property
+    def question(self) -> str:
+        """The text of the prompt that is answered: all of a plain one, the last message of a conversation."""
+        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1].content
+
+
+@dataclass(frozen=True)
+class RewardInputs:
+    """What a reward function is told about a problem besides the response, as verl names it."""
+
+    data_source: str
+    ground_truth: JsonValue
+    extra_info: Mapping[str, JsonValue]
 
 
 class Task(ABC):
@@ -33,6 +68,8 @@ class Task(ABC):
     train: Sequence[Problem]
     validation: Sequence[Problem]
     held_out: Sequence[Problem]
+    disjoint_by: Literal["answer", "prompt"] = "answer"
+    """In what the problems of two splits differ for certain."""
 
     def split(self, name: Split) -> Sequence[Problem]:
         """The problems of a split by its name."""
@@ -41,37 +78,31 @@ class Task(ABC):
 
     @abstractmethod
     def verify(self, problem: Problem, response: str) -> float:
-        """The reward of a response, usually 0 or 1. May raise; `score` reports it with the row."""
+        """The reward of a response without a reward function, usually 0 or 1. May raise; it's reported with the row."""
+
+    @abstractmethod
+    def reward_inputs(self, problem: Problem) -> RewardInputs:
+        """What a reward function gets. Stays out of `Problem`, which travels with every row."""
 
 
 def normalised(answer: str) -> str:
-    """The form in which answers are compared between splits."""
+    """The form in which answers are compared between splits, and by the exact match."""
     return answer.strip().lower()
 
 
+def normalised_prompt(problem: Problem) -> str:
+    """The form in which prompts are compared: white space does not count, letters' case does."""
+    return " ".join(problem.prompt_text.split())
+
+
 def check_disjoint(task: Task) -> None:
-    """TaskError when two splits share a normalised answer."""
+    """TaskError when two splits share a normalised answer, or for a task that is disjoint by prompt, a prompt."""
+    form: Callable[[Problem], str] = normalised_prompt
+    if task.disjoint_by == "answer":
+        form = lambda problem: normalised(problem.answer)  # noqa: E731
     seen: dict[str, str] = {}
     for name in ("held_out", "validation", "train"):
-        answers = {normalised(problem.answer) for problem in task.split(name)}
-        for answer in answers & seen.keys():
-            raise TaskError(f"the answer {answer!r} is in both the {seen[answer]} and the {name} split")
-        seen |= dict.fromkeys(answers, name)
-
-
-def score(task: Task, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-    """The reward of each response. A verifier that raises or returns no finite number is a RewardError naming the row."""
-    return [
-        _score_row(task, row, problem, response) for row, (problem, response) in enumerate(zip(problems, responses, strict=True))
-    ]
-
-
-def _score_row(task: Task, row: int, problem: Problem, response: str) -> float:
-    where = f"row {row} (uid {problem.uid}, response {response!r}, answer {problem.answer!r})"
-    try:
-        reward = task.verify(problem, response)
-    except Exception as exc:
-        raise RewardError(f"the verifier raised {type(exc).__name__}: {exc} on {where}") from exc
-    if isinstance(reward, bool | int | float) and math.isfinite(reward):
-        return float(reward)
-    raise RewardError(f"the verifier returned {reward!r} on {where}; a reward is a finite number")
+        values = {form(problem) for problem in task.split(name)}
+        for value in values & seen.keys():
+            raise TaskError(f"the {task.disjoint_by} {value!r} is in both the {seen[value]} and the {name} split")
+        seen |= dict.fromkeys(values, name)

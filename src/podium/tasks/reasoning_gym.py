@@ -7,7 +7,7 @@ from typing import Any
 
 from podium.config import TaskConfig
 from podium.errors import MissingExtraError, TaskError, nearest
-from podium.tasks.base import Problem, Task, normalised
+from podium.tasks.base import Problem, RewardInputs, Split, Task, normalised
 
 BLOCK = 4096
 """Problems drawn at a time."""
@@ -19,22 +19,32 @@ SOLVED = 1.0
 """The score of a right answer, compared exactly: partial credit adds up to 0.9999999999999998 for some wrong ones."""
 
 
+SIZES: dict[Split, int] = {"train": 4096, "validation": 128, "held_out": 256}
+"""Problems of the splits unless the config says how many."""
+
+
 class ReasoningGymTask(Task):
     """Problems of one reasoning-gym dataset; distinct answers within a split and between splits."""
 
     def __init__(self, config: TaskConfig) -> None:
-        self._config = config
+        if config.name is None:
+            raise TaskError("task.name is not set: it names a dataset of reasoning-gym")
+        self._config, self._name = config, config.name
         self._library = _library()
         self._verifier = self._dataset(seed=0, size=1)
         self._entries: list[dict[str, Any]] = []
         used: set[str] = set()
-        self.held_out = self._draw("held_out", 0, config.num_held_out, used)
-        self.validation = self._draw("validation", 1, config.num_validation, used)
-        self.train = self._draw("train", 2, config.num_train, used)
+        self.held_out = self._draw("held_out", 0, config.num_held_out or SIZES["held_out"], used)
+        self.validation = self._draw("validation", 1, config.num_validation or SIZES["validation"], used)
+        self.train = self._draw("train", 2, config.num_train or SIZES["train"], used)
 
     def verify(self, problem: Problem, response: str) -> float:
         """1.0 when the library scores the stripped response as a full solution, else 0.0."""
         return float(self._verifier.score_answer(answer=response.strip(), entry=self._entries[problem.key]) == SOLVED)
+
+    def reward_inputs(self, problem: Problem) -> RewardInputs:
+        """The dataset's name, the answer, and the library's metadata of the entry."""
+        return RewardInputs(self._name, problem.answer, self._entries[problem.key]["metadata"])
 
     def _draw(self, split: str, number: int, wanted: int, used: set[str]) -> tuple[Problem, ...]:
         """`wanted` problems whose answers are not in `used`, which grows by them."""
@@ -53,7 +63,7 @@ class ReasoningGymTask(Task):
             if len(problems) == wanted:
                 return tuple(problems)
         raise TaskError(
-            f"{self._config.name} gave {len(problems)} {split} problems with answers of their own in {limit} draws, "
+            f"{self._name} gave {len(problems)} {split} problems with answers of their own in {limit} draws, "
             f"task.num_{split} asks for {wanted}; lower it or widen task.params"
         )
 
@@ -63,11 +73,11 @@ class ReasoningGymTask(Task):
 
     def _dataset(self, *, seed: int, size: int) -> Any:
         try:
-            return self._library.create_dataset(self._config.name, seed=seed, size=size, **self._config.params)
+            return self._library.create_dataset(self._name, seed=seed, size=size, **self._config.params)
         except ValueError as exc:
-            raise TaskError(f"{exc}{nearest(self._config.name, known_names())}") from exc
+            raise TaskError(f"{exc}{nearest(self._name, known_names())}") from exc
         except (TypeError, AssertionError) as exc:
-            raise TaskError(f"task.params {self._config.params} do not fit {self._config.name}: {exc}") from exc
+            raise TaskError(f"task.params {self._config.params} do not fit {self._name}: {exc}") from exc
 
     def _prompt(self, question: str) -> str:
         return (question.rsplit(": ", 1)[-1] if self._config.prompt == "after_colon" else question) + "\n"

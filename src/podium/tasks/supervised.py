@@ -11,7 +11,7 @@ from podium.tasks.base import Problem
 
 TARGETS: dict[Literal["answer", "copy"], Callable[[Problem], str]] = {
     "answer": lambda problem: problem.answer,
-    "copy": lambda problem: problem.prompt.rstrip("\n"),
+    "copy": lambda problem: problem.question.rstrip("\n"),
 }
 
 

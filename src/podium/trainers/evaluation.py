@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Literal, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,7 +13,7 @@ from podium.config import SamplingConfig
 from podium.datasets import prompt_batch
 from podium.protocol import DataProto
 from podium.protocol.jagged import parts
-from podium.tasks import Problem, Task, score
+from podium.tasks import Problem, Rewards, Scorer
 
 
 class Generator(Protocol):
@@ -24,15 +24,21 @@ class Generator(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One response a problem, with its score."""
+    """One response a problem, with its score; a response that could not be scored is NaN (`reward.on_failure: drop`)."""
 
     responses: list[str]
-    scores: list[float]
+    rewards: Rewards
 
     @property
     def mean(self) -> float:
-        """The fraction of problems solved, where scores are 0 or 1."""
-        return sum(self.scores) / len(self.scores)
+        """The mean score of the responses that have one: the fraction of problems solved, where scores are 0 or 1."""
+        scored = self.rewards.scored
+        return sum(scored) / len(scored)
+
+    @property
+    def num_failed(self) -> int:
+        """Responses that could not be scored, whatever value the policy gave them."""
+        return round(self.rewards.metrics["reward/failed"].value)
 
 
 def response_texts(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -46,18 +52,20 @@ def response_texts(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> list
 
 def evaluate(
     generate: Generator,
-    task: Task,
+    scorer: Scorer,
     problems: Sequence[Problem],
     tokenizer: PreTrainedTokenizerBase,
     sampling: SamplingConfig,
     *,
     step: int,
+    chat_template: Literal["auto", "always", "never"],
 ) -> Evaluation:
-    """One response to each problem, scored by the task's verifier; the same (seed, step) gives the same responses."""
-    prompts = prompt_batch([problem.prompt for problem in problems], [problem.uid for problem in problems], tokenizer)
+    """One response to each problem, scored; the same (seed, step) gives the same responses."""
+    uids = [problem.uid for problem in problems]
+    prompts = prompt_batch([problem.prompt for problem in problems], uids, tokenizer, chat_template=chat_template)
     prompts.meta_info |= {"step": step, "sampling": sampling.model_copy(update={"n": 1})}
     responses = response_texts(generate(prompts), tokenizer)
-    return Evaluation(responses, score(task, problems, responses))
+    return Evaluation(responses, scorer(problems, responses))
 
 
 def greedy(sampling: SamplingConfig) -> SamplingConfig:

@@ -11,13 +11,13 @@ from podium.config import EngineConfig, ModelConfig, RunConfig, total_optimizer_
 from podium.models import load_tokenizer
 from podium.observability import Progress, draw_curve
 from podium.single_controller import Init, ResourcePool, Worker, WorkerGroup
-from podium.tasks import Task
+from podium.tasks import Scorer, Task
 from podium.trainers.evaluation import evaluate, greedy
 from podium.trainers.ppo import PPOTrainer
 from podium.trainers.run_directory import RunDirectory
 from podium.trainers.session import Session, is_complete_model, publish_model
 from podium.trainers.sft import SFTTrainer
-from podium.workers import ActorRolloutRefWorker, PolicySpec, TrainingSpec, TrainingWorker
+from podium.workers import ActorRolloutRefWorker, PolicySpec, Role, TrainingSpec, TrainingWorker
 
 W = TypeVar("W", bound=Worker)
 
@@ -53,6 +53,7 @@ def reinforce(
 ) -> None:
     """RL from the warmed-up model, or from the config's own, into `hf/`."""
     trainer = config.trainer
+    role: Role = "actor_rollout_ref" if config.needs_reference else "actor_rollout"
     session = Session(
         directory,
         progress,
@@ -61,11 +62,13 @@ def reinforce(
         total_steps=trainer.total_steps,
         tensorboard=trainer.tensorboard,
     )
+    spec = policy_spec(config, _start_model(config, directory))
     with (
         session,
-        _group(config, Init(ActorRolloutRefWorker, policy_spec(config, _start_model(config, directory))), "policy") as group,
+        Scorer(task, config.reward, log=directory.path / "reward.log") as scorer,
+        _group(config, Init(ActorRolloutRefWorker, spec, role), "policy") as group,
     ):
-        ppo = PPOTrainer(config, group, task, tokenizer, session)
+        ppo = PPOTrainer(config, group, task, scorer, tokenizer, session)
         ppo.fit()
         ppo.report_held_out("after", step=trainer.total_steps)
         publish_model(directory.hf, group.call.save_hf)
@@ -83,10 +86,15 @@ class Scores:
 def evaluate_model(config: RunConfig, model: ModelConfig, task: Task) -> Scores:
     """Held-out scores of a model folder under a recipe's task and sampling."""
     tokenizer, sampling = load_tokenizer(model), config.rollout.sampling
-    with _group(config, Init(ActorRolloutRefWorker, policy_spec(config, model)), "eval") as group:
-        group.call.update_weights()
+    role: Role = "rollout"
+    step, chat_template = config.trainer.total_steps, config.task.chat_template
+    with (
+        Scorer(task, config.reward) as scorer,
+        _group(config, Init(ActorRolloutRefWorker, policy_spec(config, model), role), "eval") as group,
+    ):
+        generate = group.call.generate_sequences
         exact, sampled = (
-            evaluate(group.call.generate_sequences, task, task.held_out, tokenizer, how, step=config.trainer.total_steps)
+            evaluate(generate, scorer, task.held_out, tokenizer, how, step=step, chat_template=chat_template)
             for how in (greedy(sampling), sampling)
         )
     return Scores(greedy_exact=exact.mean, sampled_exact=sampled.mean, n=len(task.held_out))
@@ -94,7 +102,16 @@ def evaluate_model(config: RunConfig, model: ModelConfig, task: Task) -> Scores:
 
 def policy_spec(config: RunConfig, model: ModelConfig) -> PolicySpec:
     """The policy worker's part of a config."""
-    return PolicySpec(model, config.actor, config.rollout, total_optimizer_steps(config), config.seed)
+    return PolicySpec(
+        model, config.actor, config.rollout, total_optimizer_steps(config), config.seed, ref_model=_ref_model(config)
+    )
+
+
+def _ref_model(config: RunConfig) -> ModelConfig | None:
+    """The reference model if it is not the one that RL starts from; loaded like that one."""
+    if config.ref.model is None:
+        return None
+    return ModelConfig(path=config.ref.model, dtype=config.model.dtype, trust_remote_code=config.model.trust_remote_code)
 
 
 def _start_model(config: RunConfig, directory: RunDirectory) -> ModelConfig:

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from podium.algorithms import group_ids, grpo_advantages
+from podium.algorithms import group_ids, grpo_advantages, kl_of_rows
 from podium.config import RunConfig, SamplingConfig
 from podium.datasets import StepSampler, prompt_batch
+from podium.errors import DataError
 from podium.observability import VALIDATION_SCORE, Mean, Metrics
-from podium.protocol import DataProto, object_column
+from podium.protocol import DataProto, interleave_groups, object_column
 from podium.protocol.jagged import jagged, parts, row_ids
 from podium.single_controller import WorkerGroup
-from podium.tasks import Problem, Task, score
+from podium.tasks import Problem, Scorer, Task
 from podium.trainers import report
 from podium.trainers.evaluation import Evaluation, evaluate, greedy, response_texts
 from podium.trainers.session import Session, timed
@@ -37,10 +38,11 @@ class PPOTrainer:
         config: RunConfig,
         group: WorkerGroup[ActorRolloutRefWorker],
         task: Task,
+        scorer: Scorer,
         tokenizer: PreTrainedTokenizerBase,
         session: Session,
     ) -> None:
-        self.config, self.task, self.tokenizer, self.session = config, task, tokenizer, session
+        self.config, self.task, self.scorer, self.tokenizer, self.session = config, task, scorer, tokenizer, session
         self.policy = group.call
         self.sampler = StepSampler(num_problems=len(task.train), batch_size=config.trainer.prompts_per_step, seed=config.seed)
 
@@ -62,34 +64,50 @@ class PPOTrainer:
     def rollout(self, step: int) -> DataProto:
         """The policy's responses to the prompts of a step, `rollout.sampling.n` rows a prompt."""
         problems = [self.task.train[row] for row in self.sampler.rows(step - 1)]
-        prompts = prompt_batch([problem.prompt for problem in problems], [problem.uid for problem in problems], self.tokenizer)
+        uids, chat_template = [problem.uid for problem in problems], self.config.task.chat_template
+        prompts = prompt_batch([problem.prompt for problem in problems], uids, self.tokenizer, chat_template=chat_template)
         prompts.non_tensor_batch["problem"] = object_column(problems)
         prompts.meta_info["step"] = step
         return self.policy.generate_sequences(prompts)
 
     @timed
     def score(self, batch: DataProto) -> DataProto:
-        """Adds the verifier's `rewards` [B] float32 and the text of each `response`."""
+        """Adds `rewards` [B] float32 and the text of each `response`. A row whose reward failed, and that the policy leaves out,
+        has NaN there and False in `is_scored` [B] bool."""
         texts = response_texts(batch, self.tokenizer)
-        rewards = score(self.task, batch.non_tensor_batch["problem"].tolist(), texts)
-        return batch.union(DataProto({"rewards": torch.tensor(rewards)}, {"response": texts}))
+        rewards = self.scorer(batch.non_tensor_batch["problem"].tolist(), texts)
+        batch.meta_info["reward_metrics"] = rewards.metrics
+        columns = {"rewards": torch.tensor(rewards.values), "is_scored": torch.tensor(rewards.is_scored)}
+        return batch.union(DataProto(columns, {"response": texts}))
 
     @timed
     def log_probs(self, batch: DataProto) -> DataProto:
-        """Adds `old_log_probs` [B, *]: recomputed by the trainer's own forward pass, or those of the rollout."""
-        if not self.config.actor.recompute_old_log_probs:
-            return batch.union(DataProto({"old_log_probs": batch.batch["rollout_log_probs"]}))
+        """Adds `old_log_probs` [B, *], by the trainer's forward pass or as drawn, and the reference's `ref_log_prob`."""
         columns = batch.select(["input_ids", "responses"], [], [])
         columns.meta_info["temperature"] = self.config.rollout.sampling.temperature
+        if self.config.needs_reference:
+            batch = batch.union(self.policy.compute_ref_log_prob(columns).select(meta_info_keys=[]))
+        if not self.config.actor.recompute_old_log_probs:
+            return batch.union(DataProto({"old_log_probs": batch.batch["rollout_log_probs"]}))
         return batch.union(self.policy.compute_log_prob(columns).select(meta_info_keys=[]))
 
     @timed
     def advantages(self, batch: DataProto, step: int) -> DataProto:
-        """Adds `advantages` [B, *], the same for every token of a response, and each row's `mini_batch` per epoch."""
-        groups_B = group_ids(batch.non_tensor_batch["uid"].tolist())
-        norm_by_std = self.config.algorithm.norm_adv_by_std_in_grpo
-        advantages_B = grpo_advantages(batch.batch["rewards"], groups_B, norm_by_std=norm_by_std)
-        offsets = parts(batch.batch["responses"])[1]
+        """Adds `advantages` [B, *], the same for every token of a response, and each row's `mini_batch` per epoch.
+
+        Rows whose `is_scored` is False are in no baseline and no loss: their `response_mask` becomes zero. With a KL penalty,
+        `reward_kl` [B] is what it takes from each reward, before its coefficient.
+        """
+        groups_B, offsets = group_ids(_uids(batch)), parts(batch.batch["responses"])[1]
+        is_scored_B = batch.batch.get("is_scored")
+        if is_scored_B is not None:
+            mask_N = parts(batch.batch["response_mask"])[0] * is_scored_B[row_ids(offsets)]
+            batch.batch["response_mask"] = jagged(mask_N, offsets)
+        algorithm, scores_B = self.config.algorithm, batch.batch["rewards"].double()
+        if algorithm.use_kl_in_reward:
+            batch = batch.union(DataProto({"reward_kl": kl_of_rows(algorithm.kl_penalty, batch)}))
+            scores_B = scores_B - algorithm.kl_coef * batch.batch["reward_kl"]
+        advantages_B = grpo_advantages(scores_B, groups_B, is_scored_B, norm_by_std=algorithm.norm_adv_by_std_in_grpo)
         columns = {
             "advantages": jagged(advantages_B[row_ids(offsets)], offsets),
             "mini_batch": self._mini_batches(groups_B, step),
@@ -99,7 +117,8 @@ class PPOTrainer:
     @timed
     def update(self, batch: DataProto) -> Metrics:
         """Epochs times mini-batches of optimizer steps."""
-        columns = batch.select(UPDATE_COLUMNS, [], [])
+        columns = batch.select([*UPDATE_COLUMNS, *(["ref_log_prob"] if self.config.actor.use_kl_loss else [])], [], [])
+        columns = columns[interleave_groups(columns.batch["mini_batch"][:, 0])]  # so that each rank has its part of each
         columns.meta_info["temperature"] = self.config.rollout.sampling.temperature
         columns.meta_info["num_mini_batches"] = self.config.trainer.prompts_per_step // self.config.actor.mini_batch_prompts
         metrics: Metrics = self.policy.update_actor(columns).meta_info["metrics"]
@@ -135,7 +154,7 @@ class PPOTrainer:
             return Metrics()
         with self.session.spans("validation"):
             result = self._evaluate(self.task.validation, greedy(self.config.rollout.sampling), step)
-        return Metrics({VALIDATION_SCORE: Mean.of(result.scores)})
+        return Metrics({VALIDATION_SCORE: Mean.of(result.rewards.scored), **result.rewards.metrics.prefixed("val")})
 
     def report_held_out(self, when: str, *, step: int) -> None:
         """Greedy and sampled scores on the held-out split into `report.json`; nothing else ever reads that split."""
@@ -146,7 +165,8 @@ class PPOTrainer:
         self.session.run.write_report({when: report.held_out(self.task.held_out, exact, sampled)})
 
     def _evaluate(self, problems: Sequence[Problem], sampling: SamplingConfig, step: int) -> Evaluation:
-        return evaluate(self.policy.generate_sequences, self.task, problems, self.tokenizer, sampling, step=step)
+        generate, chat_template = self.policy.generate_sequences, self.config.task.chat_template
+        return evaluate(generate, self.scorer, problems, self.tokenizer, sampling, step=step, chat_template=chat_template)
 
     def _mini_batches(self, groups_B: Tensor, step: int) -> Tensor:
         """[B, epochs] int64: whole prompts go to a mini-batch, in the sampler's order first, shuffled in later epochs."""
@@ -155,3 +175,10 @@ class PPOTrainer:
         for epoch in range(1, self.config.actor.epochs):
             places.append(torch.from_numpy(np.random.default_rng([self.config.seed, step, epoch]).permutation(num_prompts)))
         return torch.stack([place // size for place in places], dim=1)[groups_B]
+
+
+def _uids(batch: DataProto) -> list[str]:
+    if "uid" not in batch.non_tensor_batch:
+        raise DataError(f"the rows have no column 'uid', which says whose samples they are; there are: {batch!r}")
+    uids: list[str] = batch.non_tensor_batch["uid"].tolist()
+    return uids

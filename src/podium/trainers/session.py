@@ -29,6 +29,18 @@ class Saver(Protocol):
     def __call__(self, local_path: str, /) -> object: ...
 
 
+class Clocks:
+    """Wall-clock and CPU seconds of this process (all its threads, not its workers' processes) since the last lap."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter(), time.process_time()
+
+    def lap(self) -> tuple[float, float]:
+        """(wall, CPU) seconds since the last call."""
+        (wall, cpu), self._last = self._last, (time.perf_counter(), time.process_time())
+        return self._last[0] - wall, self._last[1] - cpu
+
+
 class Session:
     """One phase of a run (the warm-up, or RL), from its first step or from a checkpoint.
 
@@ -44,7 +56,7 @@ class Session:
         self._store = CheckpointStore(run.checkpoints, keep=keep)
         self._recorder = Recorder(run.path, tensorboard=tensorboard)
         self.spans = Spans(progress.activity)
-        self._step_started_s = time.perf_counter()
+        self._clocks = Clocks()
 
     def __enter__(self) -> Self:
         return self
@@ -63,14 +75,13 @@ class Session:
             self._store.discard_after(checkpoint.step)
         self._recorder.truncate_after(-1 if done is None else done)
         self._progress.start_phase(phase, self.total_steps, done_steps=done or 0)
-        self._step_started_s = time.perf_counter()
+        self._clocks.lap()
         return done
 
     def end_step(self, step: int, metrics: Metrics, save: Saver, *, tokens: int = 0, samples: list[Sample] | None = None) -> None:
         """Log the row of a finished step, show it, and save a checkpoint when it is due."""
-        seconds = time.perf_counter() - self._step_started_s
-        self._step_started_s = time.perf_counter()
-        perf = {"timing_s/step": Last(seconds), "perf/peak_rss_gb": Last(_peak_rss_gb())}
+        seconds, cpu_s = self._clocks.lap()
+        perf = {"timing_s/step": Last(seconds), "perf/cpu_s": Last(cpu_s), "perf/peak_rss_gb": Last(_peak_rss_gb())}
         if tokens:
             perf |= {"perf/total_num_tokens": Last(tokens), "perf/throughput": Last(tokens / seconds)}
         floats = metrics.merge([self.spans.take(), perf]).to_floats()

@@ -45,7 +45,8 @@ class SFTTrainer:
         """The prompts of a step, each followed by a target of the mixture."""
         problems = [self.task.train[row] for row in self.sampler.rows(step - 1)]
         targets = draw_targets(problems, self.config.warmup.targets, seed=self.config.seed, step=step)
-        return supervised_batch([problem.prompt for problem in problems], targets, self.tokenizer)
+        prompts = [problem.prompt for problem in problems]
+        return supervised_batch(prompts, targets, self.tokenizer, chat_template=self.config.task.chat_template)
 
     @timed
     def update(self, batch: DataProto) -> Metrics:

@@ -1,69 +1,102 @@
-"""`ActorRolloutRefWorker`: the policy that learns and the copy of it that generates, side by side on each rank."""
+"""`ActorRolloutRefWorker`: the policy that learns, the copy of it that generates, and the reference that it is held to.
+
+A role says which of the three a group builds; they live side by side on each rank.
+"""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar
 
-from torch import nn
+from transformers import PreTrainedModel
 
-from podium.algorithms import PolicyLoss
-from podium.algorithms.aggregation import Aggregation
+from podium.algorithms import Aggregation, KLTerm, PolicyLoss
 from podium.config import ActorConfig, ModelConfig, RolloutConfig, SamplingConfig
 from podium.engines import pick_device
-from podium.errors import ConfigError
+from podium.errors import ConfigError, unknown_name
 from podium.models import eos_token_ids, load_model, load_tokenizer
 from podium.protocol import DataProto
-from podium.rollout import build_rollout
+from podium.rollout import BaseRollout, build_rollout
 from podium.single_controller import Dispatch, Worker, make_nd_compute_dataproto_dispatch_fn, register
+from podium.weights import named_weights
 from podium.workers.training import TrainingSpec, TrainingWorker
 
 ACTOR_MESH = make_nd_compute_dataproto_dispatch_fn("actor")
 ROLLOUT_MESH = make_nd_compute_dataproto_dispatch_fn("rollout")
-Role = Literal["actor_rollout_ref"]
+REF_MESH = make_nd_compute_dataproto_dispatch_fn("ref")
+
+Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
+Part = Literal["ref", "actor", "rollout"]
+
+ROLES: dict[str, tuple[Part, ...]] = {
+    "actor": ("actor",),
+    "rollout": ("rollout",),
+    "ref": ("ref",),
+    "actor_rollout": ("actor", "rollout"),
+    "actor_rollout_ref": ("ref", "actor", "rollout"),
+}
+"""Which parts each role builds, by verl's names, in the order of building: the rollout last, to see what memory is left."""
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """What the worker is built from; `total_optimizer_steps` ends the learning-rate schedule."""
+    """What the worker is built from; `total_optimizer_steps` ends the learning-rate schedule.
+
+    `ref_model` is the reference model, None for the one that the actor starts from.
+    """
 
     model: ModelConfig
     actor: ActorConfig
     rollout: RolloutConfig
     total_optimizer_steps: int
     seed: int
+    ref_model: ModelConfig | None = None
 
 
 class ActorRolloutRefWorker(Worker):
-    """Actor and rollout of one model. The rollout owns its weights: `update_weights` copies the actor's into it.
+    """The parts of a role: actor, rollout and reference. A method of a part that the role has not is a ConfigError.
 
-    Until then, and after each update of the actor, generating is refused (`StaleWeightsError`). Of the roles, the combined
-    one is built so far, and its reference model is not.
+    The rollout owns its weights: `update_weights` copies the actor's into it. Until then, and after each update of the actor,
+    generating is refused (`StaleWeightsError`). A rollout without an actor generates with the start model, as version 0. The
+    reference has no optimizer, never changes and is in no checkpoint: a resumed run builds it from the same model again.
     """
 
-    def __init__(self, spec: PolicySpec, role: Role = "actor_rollout_ref") -> None:
-        if role not in get_args(Role):
-            raise ConfigError(f"role must be one of {', '.join(get_args(Role))}, got {role!r}")
+    def __init__(self, spec: PolicySpec, role: Role = "actor_rollout") -> None:
+        if role not in ROLES:
+            raise ConfigError(unknown_name("role", role, ROLES))
         self.spec, self.role = spec, role
+        self._ref: TrainingWorker | None = None
+        self._actor: TrainingWorker | None = None
+        self._rollout: BaseRollout | None = None
         model = load_model(spec.model, seed=spec.seed)
-        tokenizer = load_tokenizer(spec.model)
-        own_model: nn.Module = copy.deepcopy(model)
-        own_model.to(pick_device(self.local_rank))
-        self.actor = TrainingWorker(
-            TrainingSpec(spec.model, spec.actor.engine, spec.actor.optim, spec.total_optimizer_steps, spec.seed), model
-        )
-        self.actor.set_loss_fn(_policy_loss(spec.actor))
-        self.rollout = build_rollout(
-            spec.rollout.name,
-            own_model,
-            eos_token_ids=eos_token_ids(model, tokenizer),
-            pad_token_id=int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id),
-            detokenize=lambda tokens: str(tokenizer.decode(list(tokens))),
-            max_rows=spec.rollout.max_rows,
-        )
-        self._register_dispatch_collect_info("actor", self.actor.engine.dp_rank, self.actor.engine.is_collect)
+        # The actor takes the model over, and may spread it over the ranks: copies are taken before.
+        own_model = copy.deepcopy(model) if "rollout" in ROLES[role] else None
+        if "ref" in ROLES[role]:
+            self._ref = _reference(spec, model)
+        if "actor" in ROLES[role]:
+            self._actor = _actor(spec, model)
+        if own_model is not None:
+            self._rollout = self._build_rollout(own_model)
+        for part, worker in (("actor", self._actor), ("ref", self._ref)):
+            # A part that is missing gets the plain mesh, so that its methods are reached and can say so.
+            where = (worker.engine.dp_rank, worker.engine.is_collect) if worker else (self.rank, True)
+            self._register_dispatch_collect_info(part, *where)
         self._register_dispatch_collect_info("rollout", self.rank, True)
+
+    @property
+    def actor(self) -> TrainingWorker:
+        return self._built("actor", self._actor)
+
+    @property
+    def rollout(self) -> BaseRollout:
+        return self._built("rollout", self._rollout)
+
+    @property
+    def ref(self) -> TrainingWorker:
+        return self._built("ref", self._ref)
 
     @register(dispatch_mode=ROLLOUT_MESH)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -71,7 +104,7 @@ class ActorRolloutRefWorker(Worker):
 
         Meta: `step` keys the randomness together with the spec's seed; `sampling` replaces the spec's sampling.
         """
-        self.rollout.require_version(self.actor.engine.version)
+        self.rollout.require_version(self._actor.engine.version if self._actor else None)
         sampling: SamplingConfig = prompts.meta_info.get("sampling", self.spec.rollout.sampling)
         return self.rollout.generate(prompts, sampling, seed=self.spec.seed, step=prompts.meta_info["step"])
 
@@ -79,6 +112,11 @@ class ActorRolloutRefWorker(Worker):
     def compute_log_prob(self, batch: DataProto) -> DataProto:
         """The actor's log-probs of the responses: jagged `old_log_probs` [B, *] float32."""
         return self.actor.infer_batch(batch).rename("log_probs", "old_log_probs")
+
+    @register(dispatch_mode=REF_MESH)
+    def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
+        """The reference's log-probs of the responses: jagged `ref_log_prob` [B, *] float32."""
+        return self.ref.infer_batch(batch).rename("log_probs", "ref_log_prob")
 
     @register(dispatch_mode=ACTOR_MESH)
     def update_actor(self, batch: DataProto) -> DataProto:
@@ -107,11 +145,52 @@ class ActorRolloutRefWorker(Worker):
         """Write the actor and its tokenizer as a folder that `from_pretrained` loads."""
         self.actor.save_hf(local_path)
 
+    def _build_rollout(self, model: PreTrainedModel) -> BaseRollout:
+        tokenizer = load_tokenizer(self.spec.model)
+        rollout = build_rollout(
+            self.spec.rollout.name,
+            model.to(pick_device(self.local_rank)),  # type: ignore[arg-type] # transformers hides `to`'s signature
+            eos_token_ids=eos_token_ids(model, tokenizer),
+            pad_token_id=int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id),
+            detokenize=lambda tokens: str(tokenizer.decode(list(tokens))),
+            max_rows=self.spec.rollout.max_rows,
+        )
+        if self._actor is None:
+            rollout.update_weights(named_weights(model), version=0)
+        return rollout
 
-def _policy_loss(actor: ActorConfig) -> PolicyLoss:
+    def _built(self, name: Part, part: P | None) -> P:
+        if part is None:
+            able = ", ".join(role for role, parts in ROLES.items() if name in parts)
+            raise ConfigError(f"a worker of role {self.role!r} has no {name}; roles that have one: {able}")
+        return part
+
+
+def _reference(spec: PolicySpec, start: PreTrainedModel) -> TrainingWorker:
+    model = copy.deepcopy(start) if spec.ref_model is None else load_model(spec.ref_model, seed=spec.seed)
+    mine, theirs = (one.config.get_text_config().vocab_size for one in (start, model))
+    if mine != theirs:
+        raise ConfigError(f"ref.model has {theirs} tokens, the policy {mine}: their log-probs cannot be compared")
+    config = spec.ref_model or spec.model
+    return TrainingWorker(TrainingSpec(config, spec.actor.engine, None, total_steps=0, seed=spec.seed), model)
+
+
+def _actor(spec: PolicySpec, model: PreTrainedModel) -> TrainingWorker:
+    actor = spec.actor
+    worker = TrainingWorker(TrainingSpec(spec.model, actor.engine, actor.optim, spec.total_optimizer_steps, spec.seed), model)
+    worker.set_loss_fn(policy_loss(actor))
+    return worker
+
+
+def policy_loss(actor: ActorConfig) -> PolicyLoss:
+    """The loss that the settings ask for."""
     return PolicyLoss(
         clip_low=actor.clip_ratio_low,
         clip_high=actor.clip_ratio_high,
-        aggregation=Aggregation(actor.loss_agg_mode),
+        clip_c=actor.clip_ratio_c,
+        aggregation=Aggregation(actor.loss_agg_mode, actor.loss_scale_factor),
         drop_zero_advantage=actor.drop_zero_advantage,
+        entropy_coeff=actor.entropy_coeff,
+        calculate_entropy=actor.calculate_entropy,
+        kl=KLTerm(actor.kl_loss_coef, actor.kl_loss_type) if actor.use_kl_loss else None,
     )

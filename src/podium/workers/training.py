@@ -6,28 +6,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from podium.algorithms import Loss
 from podium.checkpoint import load_state, save_state
 from podium.config import EngineConfig, ModelConfig, OptimConfig
-from podium.engines import BaseEngine, EngineRegistry, pick_device
+from podium.engines import BaseEngine, EngineRegistry, collective_backend, pick_device
 from podium.errors import DataError, EngineError
 from podium.models import load_model, load_tokenizer
-from podium.observability import Metrics
+from podium.observability import Last, Metrics
 from podium.protocol import DataProto
 from podium.single_controller import Dispatch, Worker, make_nd_compute_dataproto_dispatch_fn, register
+
+STATE_NAME = "train"
+"""Of the two files in a checkpoint that hold the engine's state, whole, so that any number of ranks can load it."""
 
 TRAIN_MESH = make_nd_compute_dataproto_dispatch_fn("train")
 
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """What a training worker is built from; `total_steps` counts optimizer steps and ends the schedule."""
+    """What a training worker is built from; `total_steps` counts optimizer steps and ends the schedule.
+
+    Without `optim` it is forward only.
+    """
 
     model: ModelConfig
     engine: EngineConfig
-    optim: OptimConfig
+    optim: OptimConfig | None
     total_steps: int
     seed: int
 
@@ -42,6 +49,9 @@ class TrainingWorker(Worker):
     def __init__(self, spec: TrainingSpec, model: PreTrainedModel | None = None) -> None:
         """`model` is for an outer worker that has loaded it already."""
         self.spec = spec
+        device = pick_device(self.local_rank)
+        if self.world_size > 1:
+            self.init_process_group(collective_backend(device))
         self.engine: BaseEngine = EngineRegistry.get(spec.engine.strategy)(
             model if model is not None else load_model(spec.model, seed=spec.seed),
             spec.engine,
@@ -49,7 +59,7 @@ class TrainingWorker(Worker):
             total_steps=spec.total_steps,
             seed=spec.seed,
             rank=self.rank,
-            device=pick_device(self.local_rank),
+            device=device,
         )
         self._loss: Loss | None = None
         self._register_dispatch_collect_info("train", self.engine.dp_rank, self.engine.is_collect)
@@ -86,12 +96,14 @@ class TrainingWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path: str) -> None:
         """Write what a resumed run needs into the existing folder `local_path`."""
-        save_state(Path(local_path) / f"train_rank_{self.rank}", *self.engine.state())
+        tensors, numbers = self.engine.state()
+        if self.rank == 0:
+            save_state(Path(local_path) / STATE_NAME, tensors, numbers)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, local_path: str) -> None:
         """Take back what `save_checkpoint` wrote."""
-        tensors, numbers = load_state(Path(local_path) / f"train_rank_{self.rank}")
+        tensors, numbers = load_state(Path(local_path) / STATE_NAME)
         self.engine.load_state(tensors, _numbers(numbers))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -115,7 +127,8 @@ def _temperature(batch: DataProto) -> float:
 
 
 def _as_batch(metrics: Metrics) -> DataProto:
-    return DataProto(meta_info={"metrics": metrics})
+    """Metrics travel as meta; the thread count is one of them, since bits depend on it."""
+    return DataProto(meta_info={"metrics": metrics.merge([{"threads_per_rank": Last(torch.get_num_threads())}])})
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:

@@ -1,0 +1,249 @@
+"""Processes that score, each one response at a time, killed and replaced when a response takes too long or takes one down.
+
+Why not a library's pool: `concurrent.futures` and `multiprocessing.Pool` cannot end one stuck worker, and their children import
+the driver's `__main__`. pebble kills workers, with threads and locks in the driver for a scheduler that scoring does not need.
+Here each process has a pipe of its own, so that killing it can damage nothing that others use, and one loop waits on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import IO, Self
+
+from podium.errors import ConfigError, RewardError
+from podium.tasks.outcomes import Failed, Outcome
+from podium.tasks.reward_process import FunctionSpec, Ready, Reply, Request, Unusable
+
+logger = logging.getLogger(__name__)
+
+START_LIMIT_S = 120.0
+"""Most seconds until a process has imported the user's module."""
+ABORT_S = 0.5
+"""Seconds that a stuck process gets to say where it is."""
+LOG_TAIL_BYTES = 2000
+"""How much of what a process wrote is told when it died."""
+BOOTSTRAP = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from podium.tasks.reward_process import main; main()"
+"""What a fresh interpreter runs: the driver's import path first, for a checkout that is not installed."""
+
+
+class _Process:
+    """One process and, while it scores, the row it is at. Its output goes to a file, never to the driver's terminal."""
+
+    def __init__(self, spec: FunctionSpec, log: Path | None) -> None:
+        self.connection, theirs = Pipe()
+        lifeline, self._lifeline = os.pipe()
+        self._log: IO[bytes] = log.open("ab+") if log else tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes
+        self._log_start = self._log.seek(0, os.SEEK_END)
+        command = [sys.executable, "-P", "-u", "-c", BOOTSTRAP, str(theirs.fileno()), str(lifeline), json.dumps(sys.path)]
+        self._popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            pass_fds=(theirs.fileno(), lifeline),
+            start_new_session=True,  # Ctrl-C is the driver's to handle, and killing takes grandchildren along
+        )
+        theirs.close()
+        os.close(lifeline)
+        self.is_ready, self.row = False, -1
+        self.deadline_s = time.monotonic() + START_LIMIT_S
+        with contextlib.suppress(OSError):  # it died at once; the wait will tell
+            self.connection.send(spec)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def is_idle(self) -> bool:
+        return self.is_ready and self.row < 0
+
+    @property
+    def is_alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def give(self, row: int, request: Request, limit_s: float) -> None:
+        """Start on a row. OSError when the process is gone."""
+        self.connection.send(request)
+        self.row, self.deadline_s = row, time.monotonic() + limit_s
+
+    def abort(self) -> str:
+        """End a process that is stuck: where it was, by the traceback that it dumps on SIGABRT even from within a C loop."""
+        start = self._log.seek(0, os.SEEK_END)
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.kill(self.pid, signal.SIGABRT)
+            self._popen.wait(timeout=ABORT_S)
+        return self.end(said_since=start)
+
+    def end(self, said_since: int | None = None) -> str:
+        """Kill the process and what it started, and wait until it is gone; the last that it wrote."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._popen.wait()
+        self.connection.close()
+        with contextlib.suppress(OSError):
+            os.close(self._lifeline)
+        self._lifeline = -1
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(self._log_start if said_since is None else said_since, size - LOG_TAIL_BYTES))
+        tail = self._log.read().decode("utf-8", "replace").strip()
+        self._log.close()
+        return tail
+
+    def exit_code(self) -> int | None:
+        """The exit code of a process that closed its pipe; None when it lives on for half a second all the same."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._popen.wait(timeout=0.5)
+        return None
+
+
+class RewardPool:
+    """`num_workers` processes with a user's reward function. A context manager: they are gone when it is left.
+
+    Started by `start`, or by the first `score`; reused from call to call.
+    """
+
+    def __init__(self, spec: FunctionSpec, *, num_workers: int, timeout_s: float, log: Path | None = None) -> None:
+        """`log` takes what the processes print; without one, it is kept only to be told when a process dies."""
+        self._spec, self._num_workers, self._timeout_s, self._log = spec, num_workers, timeout_s, log
+        self._processes: list[_Process] = []
+        self._num_idle_deaths = 0
+        """Processes that died while they started or had no row, since the last score: such replacing must come to an end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that live now."""
+        return [process.pid for process in self._processes]
+
+    def start(self) -> None:
+        """Start what is missing; returns at once, while the processes import."""
+        while len(self._processes) < self._num_workers:
+            self._processes.append(_Process(self._spec, self._log))
+
+    def wait_until_ready(self) -> None:
+        """Until every process has the function. ConfigError says why one has not."""
+        self.start()
+        try:
+            while not all(process.is_ready for process in self._processes):
+                self._step([], [])
+        except BaseException:
+            self.close()
+            raise
+
+    def score(self, requests: Sequence[Request]) -> list[Outcome]:
+        """The outcome of each request, in order. A request that fails leaves the others as they are.
+
+        RewardError when the function cannot be loaded any more: that concerns no row.
+        """
+        self.start()
+        outcomes: list[Outcome | None] = [None] * len(requests)
+        waiting = deque(range(len(requests)))
+        try:
+            while waiting or any(process.row >= 0 for process in self._processes):
+                self._hand_out(requests, waiting)
+                self._step(outcomes, waiting)
+        except BaseException as exc:
+            self.close()  # what the processes are at belongs to a call that is over
+            if isinstance(exc, ConfigError):
+                raise RewardError(f"a process of the reward function could not be replaced: {exc}") from exc
+            raise
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def close(self) -> None:
+        """End all processes, whatever they are doing, and wait until they are gone. May be called again."""
+        while self._processes:
+            self._processes.pop().end()
+
+    # -- one turn of the loop -----------------------------------------------------------------------------------------
+
+    def _hand_out(self, requests: Sequence[Request], waiting: deque[int]) -> None:
+        for process in self._processes:
+            if waiting and process.is_idle and process.is_alive:
+                row = waiting.popleft()
+                try:
+                    process.give(row, requests[row], self._timeout_s)
+                except OSError:  # died while it was idle: the row has not begun
+                    waiting.appendleft(row)
+
+    def _step(self, outcomes: list[Outcome | None], waiting: deque[int] | list[int]) -> None:
+        """Wait for replies, ends and deadlines, and take them in."""
+        timed = [process for process in self._processes if not process.is_idle]
+        if not timed and not waiting:
+            return
+        left_s = min((process.deadline_s for process in timed), default=time.monotonic()) - time.monotonic()
+        connections = {process.connection: process for process in self._processes}
+        for connection in wait(list(connections), timeout=max(0.0, left_s)):
+            assert isinstance(connection, Connection)
+            self._hear(connections[connection], outcomes)
+        now_s = time.monotonic()
+        for process in list(self._processes):
+            if process.is_idle and not process.is_alive:  # its end may be hidden: what it forked can hold the pipe open
+                self._bury(process, outcomes)
+            elif not process.is_idle and now_s >= process.deadline_s and not process.connection.poll():
+                self._give_up(process, outcomes)
+
+    def _hear(self, process: _Process, outcomes: list[Outcome | None]) -> None:
+        try:
+            reply: Reply = process.connection.recv()
+        except (EOFError, OSError):
+            self._bury(process, outcomes)
+            return
+        if isinstance(reply, Unusable):
+            raise ConfigError(reply.message)
+        if isinstance(reply, Ready):
+            process.is_ready = True
+            return
+        outcomes[process.row] = reply
+        process.row = -1
+        self._num_idle_deaths = 0
+
+    def _bury(self, process: _Process, outcomes: list[Outcome | None]) -> None:
+        """The process closed its pipe: it died, or the function closed what it should not."""
+        exit_code = process.exit_code()
+        self._processes.remove(process)
+        tail = process.end()
+        how = "closed its connection" if exit_code is None else _told(exit_code)
+        if process.row >= 0:
+            outcomes[process.row] = Failed(f"the reward process {how}", tail)
+        else:
+            self._num_idle_deaths += 1
+            if self._num_idle_deaths > self._num_workers:
+                when = "idle" if process.is_ready else f"importing {self._spec.name}"
+                raise ConfigError(f"reward.function: one process after another {how} while {when}\n{tail}".rstrip())
+            logger.warning("a reward process %s without a response to score, and is replaced", how)
+        self.start()
+
+    def _give_up(self, process: _Process, outcomes: list[Outcome | None]) -> None:
+        self._processes.remove(process)
+        tail = process.abort()
+        if not process.is_ready:
+            raise ConfigError(f"reward.function: importing {self._spec.name} took over {START_LIMIT_S:g} s\n{tail}".rstrip())
+        outcomes[process.row] = Failed(f"timeout: took longer than reward.timeout_s ({self._timeout_s:g} s)", tail)
+        self.start()
+
+
+def _told(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was ended by signal {-exit_code}"

@@ -1,0 +1,94 @@
+"""The engine sharded over the processes of a Ray group equals the engine alone, whatever the number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from podium.algorithms import SFTLoss
+from podium.config import EngineConfig, ModelConfig, OptimConfig
+from podium.models import load_model
+from podium.observability import Metrics
+from podium.protocol import DataProto
+from podium.protocol.jagged import interleave, jagged, offsets_of, parts
+from podium.single_controller import Init, ResourcePool, WorkerGroup
+from podium.workers import TrainingSpec, TrainingWorker
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+MODEL = ModelConfig(path="char_llama", override_config=SIZES, dtype="float64")
+OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, clip_grad=0.5, warmup_steps=2)
+
+
+def spec(**engine) -> TrainingSpec:
+    return TrainingSpec(MODEL, EngineConfig(**engine), OPTIM, total_steps=10, seed=0)
+
+
+def group(num_workers: int, **engine):
+    runtime = "inline" if num_workers == 1 else "ray"
+    return WorkerGroup(ResourcePool([num_workers]), Init(TrainingWorker, spec(**engine)), runtime=runtime, threads_per_rank=1)
+
+
+def batch(response_lengths: list[int]) -> DataProto:
+    """Random rows with prompts of two to four tokens."""
+    generator = torch.Generator().manual_seed(len(response_lengths))
+
+    def ids(lengths):
+        return jagged(torch.randint(3, 99, (sum(lengths),), generator=generator), offsets_of(torch.tensor(lengths)))
+
+    prompts, responses = ids([2 + row % 3 for row in range(len(response_lengths))]), ids(response_lengths)
+    mask = jagged(torch.ones(sum(response_lengths), dtype=torch.int64), parts(responses)[1])
+    return DataProto({"input_ids": interleave(prompts, responses), "responses": responses, "response_mask": mask})
+
+
+LONG_AND_SHORT = batch([9, 9, 9, 9, 1, 1, 2, 1])
+ONE_ROW = batch([4])
+
+
+def train(workers, batches) -> list[dict[str, float]]:
+    workers.set_loss_fn(SFTLoss())
+    metrics: list[Metrics] = [workers.train_batch(rows).meta_info["metrics"] for rows in batches]
+    return [step.to_floats() for step in metrics]
+
+
+def exported(workers, folder: Path) -> dict[str, torch.Tensor]:
+    folder.mkdir()
+    workers.save_hf(str(folder))
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).state_dict()
+
+
+@pytest.mark.parametrize("engine", [{}, {"layout": "packed", "max_tokens_per_micro_batch": 30}])
+def test_losses_gradients_and_weights_equal_one_workers(tmp_path, engine):
+    """Field report D3: ranks with other lengths, and even without rows, make the same number of passes."""
+    batches = [LONG_AND_SHORT, ONE_ROW, LONG_AND_SHORT]
+    with group(1) as alone, group(2, **engine) as pair:
+        expected, found = train(alone.call, batches), train(pair.call, batches)
+        for step, (one, two) in enumerate(zip(expected, found, strict=True)):
+            assert two == pytest.approx(one, rel=1e-10), step
+        log_probs = [parts(workers.call.infer_batch(LONG_AND_SHORT).batch["log_probs"])[0] for workers in (alone, pair)]
+        assert torch.allclose(*log_probs, rtol=0, atol=1e-10)
+        weights = exported(alone.call, tmp_path / "one"), exported(pair.call, tmp_path / "two")
+    fresh = load_model(MODEL, seed=0).state_dict()
+    for name, one in weights[0].items():
+        assert torch.allclose(one, weights[1][name], rtol=0, atol=1e-10), name
+        assert not torch.equal(one, fresh[name]), name
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
+def test_a_checkpoint_continues_on_another_number_of_workers(tmp_path, before, after):
+    """Field report J7: saved with 2 ranks, loaded with 1, and the other way round."""
+    with group(before) as source:
+        train(source.call, [LONG_AND_SHORT, ONE_ROW])
+        source.call.save_checkpoint(str(tmp_path))
+        expected = train(source.call, [LONG_AND_SHORT])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.json", "train.safetensors"]
+    with group(after) as target:
+        target.call.load_checkpoint(str(tmp_path))
+        found = train(target.call, [LONG_AND_SHORT])
+    if before == after:
+        assert found == expected
+    assert found[0] == pytest.approx(expected[0], rel=1e-10)

@@ -1,0 +1,277 @@
+"""A user's own files: which rows fit, what is said about those that do not, and how splits come about."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+from podium.config import TaskConfig
+from podium.errors import ConfigError, DataError, MissingExtraError, TaskError
+from podium.tasks import Message, RewardInputs, build_task, check_disjoint
+from tests.tasks.builders import file_task, sums, verl_row, write_rows
+
+
+def answers(problems) -> list[str]:
+    return [problem.answer for problem in problems]
+
+
+def test_plain_rows(tmp_path):
+    task = file_task(write_rows(tmp_path / "sums.jsonl", sums(40)))
+    problem = next(problem for problem in (*task.train, *task.validation, *task.held_out) if problem.answer == "14")
+    assert problem.uid == "sums.jsonl:8"  # the file and the line
+    assert problem.prompt == "7+7="
+    assert task.reward_inputs(problem) == RewardInputs("sums", "14", {})
+    assert [task.verify(problem, response) for response in ("14", " 14\n", "15", "")] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_rows_in_verls_columns(tmp_path):
+    rows = [verl_row(number) for number in range(30)]
+    rows[3]["reward_model"]["ground_truth"] = {"target": ["a", "b"]}
+    task = file_task(write_rows(tmp_path / "train.jsonl", rows), exact_match=False)
+    by_uid = {problem.uid: problem for problem in (*task.train, *task.validation, *task.held_out)}
+    problem = by_uid["train.jsonl:3"]
+    assert problem.prompt == (Message("user", "How much is 2+1?"),)
+    assert task.reward_inputs(problem) == RewardInputs("openai/gsm8k", "3", {"split": "train", "index": 2})
+    assert task.reward_inputs(by_uid["train.jsonl:4"]).ground_truth == {"target": ["a", "b"]}
+    assert by_uid["train.jsonl:4"].answer == '{"target": ["a", "b"]}'
+
+
+def test_problems_are_small_hashable_and_picklable(tmp_path):
+    """They travel with every row of a batch; what only the reward needs stays behind."""
+    long = "x" * 100_000
+    rows = [verl_row(number, extra_info={"tests": long}) for number in range(30)]
+    task = file_task(write_rows(tmp_path / "train.jsonl", rows))
+    assert len(pickle.dumps(task.train)) < 10_000
+    assert pickle.loads(pickle.dumps(task.train)) == task.train
+    assert len(set(task.train)) == len(task.train)
+
+
+BAD = [
+    ("[1, 2]", "a row is a JSON object, got [1, 2]"),
+    ('{"prompt": "p", "answer"', "not JSON: "),
+    (b'{"prompt": "\xff"}', "not JSON: 'utf-8' codec"),
+    ({"answer": "a"}, "no prompt; the row has answer"),
+    ({"prompt": "p"}, "no ground truth: a row needs answer, or reward_model.ground_truth; it has prompt"),
+    ({"prompt": " \n", "answer": "a"}, "the prompt is empty"),
+    ({"prompt": 7, "answer": "a"}, "prompt must be text or a list of messages, got 7"),
+    ({"prompt": [], "answer": "a"}, "the prompt has no messages"),
+    ({"prompt": ["hi"], "answer": "a"}, "message 1 must be an object with role and content, got 'hi'"),
+    ({"prompt": [{"role": "user"}], "answer": "a"}, "message 1 has no content"),
+    ({"prompt": [{"role": "system", "content": "s"}, {"content": "c"}], "answer": "a"}, "message 2 has no role"),
+    ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "a"}, "content of message 1 must be text"),
+    ({"prompt": [{"role": "user", "content": ""}], "answer": "a"}, "content of message 1 is empty"),
+    ({"prompt": [{"role": "assistant", "content": "c"}], "answer": "a"}, "the last message is the assistant's"),
+    ({"prompt": [{"role": "user", "content": "c", "tool_calls": [1]}], "answer": "a"}, "message 1 has tool_calls"),
+    ({"prompt": "p", "answer": None}, "no ground truth"),
+    ({"prompt": "p", "answer": ""}, "the ground truth (answer) is missing or empty"),
+    ({"prompt": "p", "reward_model": {"style": "rule"}}, "the ground truth (reward_model.ground_truth) is missing"),
+    ({"prompt": "p", "reward_model": "x"}, "reward_model must be an object with ground_truth, got 'x'"),
+    ({"prompt": "p", "answer": ["a"]}, "is no text or number, so exact match cannot compare it: set reward.function"),
+    ({"prompt": "p", "answer": "a", "data_source": 3}, "data_source must be text, got 3"),
+    ({"prompt": "p", "answer": "a", "extra_info": []}, "extra_info must be an object, got []"),
+]
+
+
+@pytest.mark.parametrize(("row", "reason"), BAD)
+def test_a_row_that_does_not_fit_is_told_with_file_row_and_reason(tmp_path, caplog, row, reason):
+    lines = [json.dumps(good).encode() for good in sums(20)]
+    lines[6] = row if isinstance(row, bytes) else (row if isinstance(row, str) else json.dumps(row)).encode()
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(TaskError) as caught:
+        file_task(str(path))
+    text = str(caught.value)
+    assert text.startswith("1 of 20 rows do not fit:")
+    assert f"{path} row 7: " in text
+    assert reason in text
+    assert "task.bad_rows=drop" in text
+    task = file_task(str(path), bad_rows="drop")
+    assert sum(len(task.split(name)) for name in ("train", "validation", "held_out")) == 19
+    assert "1 of 20 rows do not fit" in caplog.text  # left out, and said so
+    assert reason in caplog.text
+
+
+def test_many_bad_rows_are_counted_and_the_first_few_shown(tmp_path):
+    path = write_rows(tmp_path / "mine.jsonl", [*sums(5), *({"prompt": "p"} for _ in range(12))])
+    with pytest.raises(TaskError, match=r"12 of 17 rows do not fit(.|\n)*row 10: (.|\n)*and 7 more"):
+        file_task(path)
+    with pytest.raises(TaskError, match="no training row is left"):
+        file_task(write_rows(tmp_path / "none.jsonl", ["{}"]), bad_rows="drop")
+
+
+def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + b"\n\n".join(json.dumps(row).encode() for row in sums(20)) + b"\n\n")
+    task = file_task(str(path))
+    assert {problem.uid for problem in task.train} <= {f"mine.jsonl:{line}" for line in range(1, 41, 2)}
+
+
+def test_prompts_that_are_too_long_or_cannot_be_encoded_do_not_fit(tmp_path):
+    path = write_rows(tmp_path / "mine.jsonl", [*sums(20), {"prompt": "x" * 30, "answer": "a"}])
+    with pytest.raises(TaskError, match=r"row 21: the prompt has 30 tokens, task\.max_prompt_tokens is 12"):
+        file_task(path, count_tokens=len, max_prompt_tokens=12)
+    assert file_task(path, count_tokens=len, max_prompt_tokens=30)
+
+    def refuses(prompt):
+        if prompt == "3+3=":
+            raise DataError("the chat template refuses the prompt")
+        return 1
+
+    with pytest.raises(TaskError, match="row 4: the chat template refuses"):
+        file_task(path, count_tokens=refuses)
+
+
+def test_repeated_prompts_are_reported_and_kept(tmp_path, caplog):
+    rows = [*sums(40), {"prompt": " 3+3=", "answer": "6"}, {"prompt": "4+4=", "answer": "nine"}]
+    path = write_rows(tmp_path / "mine.jsonl", rows)
+    task = file_task(path)
+    assert "2 prompts of the train rows occur more than once (1 of them with different answers)" in caplog.text
+    assert f"{path} row 4 and {path} row 41" in caplog.text
+    assert sum(len(task.split(name)) for name in ("train", "validation", "held_out")) == 42
+    check_disjoint(task)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"train_files": ["no/such.jsonl"]}, "task.train_files: no such file: no/such.jsonl (relative to "),
+        ({"train_files": ["rows.csv"]}, "task.train_files: rows.csv: a file of rows is named .jsonl"),
+        ({"train_files": ["a.jsonl"], "held_out_files": ["b.jsonl"]}, "task.held_out_files: no such file: b.jsonl"),
+        ({"train_files": ["a.jsonl"], "validation_files": ["./a.jsonl"]}, "is listed twice"),
+        ({"train_files": ["a.jsonl", "a.jsonl"]}, "a.jsonl is listed twice"),
+    ],
+)
+def test_files_that_are_not_there(tmp_path, monkeypatch, settings, expected):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "a.jsonl", sums(20))
+    with pytest.raises(ConfigError) as caught:
+        build_task(TaskConfig(**settings))
+    assert expected in str(caught.value)
+
+
+# -- splits -------------------------------------------------------------------------------------------------------------
+
+
+def test_splits_taken_off_the_training_rows_share_neither_answer_nor_prompt(tmp_path):
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(20) for b in range(20)]
+    path = write_rows(tmp_path / "mine.jsonl", rows)
+    task = file_task(path, num_validation=40, num_held_out=30)
+    check_disjoint(task)
+    assert task.disjoint_by == "answer"
+    assert 20 <= len(task.validation) <= 40
+    assert 15 <= len(task.held_out) <= 30
+    assert len(task.train) + len(task.validation) + len(task.held_out) == 400
+    assert [problem.key for problem in task.train] == sorted(problem.key for problem in task.train)  # the file's order
+    again, other = (
+        file_task(path, num_validation=40, num_held_out=30),
+        file_task(path, num_validation=40, num_held_out=30, seed=1),
+    )
+    assert again.held_out == task.held_out
+    assert set(answers(other.held_out)) != set(answers(task.held_out))
+
+
+def test_rows_of_one_prompt_stay_together_whatever_their_answers(tmp_path):
+    rows = [{"prompt": f"p{number // 2}", "answer": f"a{number}"} for number in range(60)]
+    task = file_task(write_rows(tmp_path / "mine.jsonl", rows), num_validation=6, num_held_out=6)
+    prompts = [{problem.prompt for problem in task.split(name)} for name in ("train", "validation", "held_out")]
+    assert sum(map(len, prompts)) == len(set.union(*prompts)) == 30
+
+
+def test_yes_and_no_are_split_by_prompt_and_a_warning_says_so(tmp_path, caplog):
+    rows = [{"prompt": f"Is {number} even?", "answer": "no" if number % 2 else "Yes"} for number in range(100)]
+    task = file_task(write_rows(tmp_path / "mine.jsonl", rows))
+    assert task.disjoint_by == "prompt"
+    assert "2 distinct answers in 100 training rows are too few" in caplog.text
+    assert (len(task.train), len(task.validation), len(task.held_out)) == (80, 10, 10)
+    check_disjoint(task)
+
+
+def test_default_sizes(tmp_path):
+    task = file_task(write_rows(tmp_path / "mine.jsonl", sums(3000)))
+    assert (len(task.train), len(task.validation), len(task.held_out)) == (3000 - 128 - 256, 128, 256)
+
+
+def test_files_of_their_own_are_the_splits(tmp_path):
+    """Answers may recur in other files (GSM8K's do), prompts may not."""
+    train = write_rows(tmp_path / "train.jsonl", [{"prompt": f"t{n}", "answer": str(n % 5)} for n in range(20)])
+    validation = write_rows(tmp_path / "val.jsonl", [{"prompt": f"v{n}", "answer": str(n % 5)} for n in range(6)])
+    held_out = write_rows(tmp_path / "test.jsonl", [{"prompt": f"h{n}", "answer": str(n % 5)} for n in range(7)])
+    task = file_task(train, validation_files=validation, held_out_files=held_out, num_validation=4)
+    assert (len(task.train), len(task.validation), len(task.held_out)) == (20, 4, 7)
+    assert task.disjoint_by == "prompt"
+    check_disjoint(task)
+    with pytest.raises(TaskError, match="num_held_out asks for 9 problems, the files leave 7"):
+        file_task(train, validation_files=validation, held_out_files=held_out, num_held_out=9)
+
+
+def test_a_training_prompt_that_is_a_held_out_one_does_not_fit(tmp_path, caplog):
+    train = write_rows(tmp_path / "train.jsonl", [*sums(20), {"prompt": "h1 ", "answer": "1"}])
+    held_out = write_rows(tmp_path / "test.jsonl", [{"prompt": f"h{n}", "answer": str(n % 5)} for n in range(7)])
+    with pytest.raises(TaskError, match=r"train\.jsonl row 21: the prompt is also a held_out one: .*test\.jsonl row 2"):
+        file_task(train, held_out_files=held_out)
+    task = file_task(train, held_out_files=held_out, bad_rows="drop")
+    assert (len(task.train), len(task.validation), len(task.held_out)) == (18, 2, 7)
+    assert "also a held_out one" in caplog.text
+
+
+def test_files_of_the_same_name_in_two_folders_keep_their_rows_apart(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one = write_rows(tmp_path / "a" / "rows.jsonl", sums(20))
+    other = write_rows(tmp_path / "b" / "rows.jsonl", [{"prompt": f"q{n}", "answer": f"b{n}"} for n in range(20)])
+    task = file_task([one, other])
+    uids = [problem.uid for name in ("train", "validation", "held_out") for problem in task.split(name)]
+    assert len(set(uids)) == 40
+    assert f"{other}:3" in uids
+
+
+@pytest.mark.parametrize(
+    ("count", "settings", "expected"),
+    [
+        (2, {}, "2 training rows are too few to split task.num_held_out=1, task.num_validation=1 off them"),
+        (20, {"num_validation": 15, "num_held_out": 5}, "20 training rows are too few"),
+        (20, {"num_train": 50}, "task.num_train asks for 50 problems, the files leave 16"),
+    ],
+)
+def test_too_few_rows(tmp_path, count, settings, expected):
+    with pytest.raises(TaskError) as caught:
+        file_task(write_rows(tmp_path / "mine.jsonl", sums(count)), **settings)
+    assert expected in str(caught.value)
+
+
+# -- parquet ------------------------------------------------------------------------------------------------------------
+
+
+def test_parquet_rows_are_those_of_the_same_jsonl(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [verl_row(number) for number in range(30)]
+    rows[4]["prompt"] = [{"role": "system", "content": "Be brief."}, *rows[4]["prompt"]]
+    path = str(tmp_path / "train.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    task, same = file_task(path), file_task(write_rows(tmp_path / "train.jsonl", rows))
+    for name in ("train", "validation", "held_out"):
+        assert [(p.prompt, p.answer) for p in task.split(name)] == [(p.prompt, p.answer) for p in same.split(name)]
+        assert [task.reward_inputs(p) for p in task.split(name)] == [same.reward_inputs(p) for p in same.split(name)]
+    assert {p.uid for p in task.train} <= {f"train.parquet:{row}" for row in range(1, 31)}
+
+
+def test_a_parquet_row_that_does_not_fit_and_a_file_that_is_none(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [*sums(20), {"prompt": None, "answer": "x"}]
+    path = str(tmp_path / "train.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    with pytest.raises(TaskError, match=r"row 21: no prompt; the row has answer"):
+        file_task(path)
+    (tmp_path / "bad.parquet").write_text("no parquet")
+    with pytest.raises(TaskError, match=r"bad\.parquet cannot be read as parquet"):
+        file_task(str(tmp_path / "bad.parquet"))
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
+    with pytest.raises(MissingExtraError, match=r'pip install -e "\.\[parquet\]"'):
+        file_task(str(tmp_path / "train.parquet"))

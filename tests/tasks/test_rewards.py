@@ -1,0 +1,433 @@
+"""A user's reward: how it is loaded and called, what its results mean, and that no failure ever becomes a plain zero."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from podium.config import RewardConfig
+from podium.errors import ConfigError, RewardError
+from podium.tasks import Failed, Score, Scorer, check_reward
+from podium.tasks.outcomes import outcome_of
+from tests.tasks.builders import Rows, reward_config, reward_file
+
+ROOT = Path(__file__).parents[2]
+
+
+def outcomes(config: RewardConfig, responses: list[str], **task):
+    with Scorer(Rows(len(responses), **task), config) as scorer:
+        return scorer.outcomes(Rows(len(responses), **task).train, responses)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended: gone, or a zombie that waits for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until_gone(pids: list[int], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not all(is_gone(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if not is_gone(pid)]}"
+        time.sleep(0.05)
+
+
+# -- results ------------------------------------------------------------------------------------------------------------
+
+
+class Scalar:
+    """Like a numpy or torch scalar, or an array with several elements."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def item(self):
+        if isinstance(self.value, list):
+            raise ValueError("only one element")
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (1, Score(1.0)),
+        (-0.5, Score(-0.5)),
+        (True, Score(1.0)),
+        (Scalar(0.25), Score(0.25)),
+        ({"score": 2, "acc": True, "length": 3.5, "pred": "x", "none": None}, Score(2.0, {"acc": 1.0, "length": 3.5})),
+    ],
+)
+def test_a_number_or_a_dict_with_a_score_is_a_score(result, expected):
+    assert outcome_of(result) == expected
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (None, "returned None (NoneType)"),
+        ("1", "returned '1' (str)"),
+        (math.nan, "returned nan (float)"),
+        (math.inf, "returned inf (float)"),
+        ([1.0], "returned [1.0] (list)"),
+        (Scalar([1, 2]), "(Scalar)"),
+        ({"acc": 1.0}, "returned a dict without 'score': {'acc': 1.0}"),
+        ({"score": None}, "'score' is None (NoneType)"),
+        ({"score": math.nan}, "'score' is nan (float)"),
+    ],
+)
+def test_anything_else_failed_and_says_what_it_was(result, expected):
+    outcome = outcome_of(result)
+    assert isinstance(outcome, Failed)
+    assert expected in outcome.reason
+    assert "a reward is a finite number, or a dict that holds one under 'score'" in outcome.reason
+
+
+# -- the function -------------------------------------------------------------------------------------------------------
+
+HELPED = """
+from beside import LIMIT  # a module in the same folder
+IMPORTS = []  # a global
+IMPORTS.append(1)
+
+def helper(text):
+    return len(text) <= LIMIT
+
+{define} score(data_source, solution_str, ground_truth, extra_info, *, bonus=0.0):
+    {first}
+    assert data_source == "source" and extra_info["key"] >= 0
+    return {{"score": float(solution_str == ground_truth) + bonus, "short": helper(solution_str), "imports": len(IMPORTS)}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("define", "first"), [("def", ""), ("async def", "import asyncio; await asyncio.sleep(0.001)")], ids=["sync", "async"]
+)
+def test_a_file_with_a_helper_and_a_global_is_imported_once_per_process(tmp_path, define, first):
+    """Field report I4: verl #2239, #3769, #3404, #6166."""
+    (tmp_path / "beside.py").write_text("LIMIT = 3")
+    config = reward_config(tmp_path, HELPED.format(define=define, first=first), kwargs={"bonus": 0.5})
+    found = outcomes(config, ["7", "12345", "7", "8", "9", "7"])
+    assert [outcome.value for outcome in found] == [1.5, 0.5, 1.5, 0.5, 0.5, 1.5]
+    assert [outcome.extra["short"] for outcome in found] == [1, 0, 1, 1, 1, 1]
+    assert {outcome.extra["imports"] for outcome in found} == {1.0}
+
+
+def test_the_same_function_by_dotted_name(tmp_path):
+    """A package of the working directory, as with `python -m`."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "rewards.py").write_text(
+        "def exact(data_source, solution_str, ground_truth, extra_info):\n    return solution_str == ground_truth\n"
+    )
+    code = (
+        "from podium.config import RewardConfig; from podium.tasks import Scorer; from tests.tasks.builders import Rows\n"
+        "task = Rows(2)\n"  # no __main__ guard: the processes never import it
+        "with Scorer(task, RewardConfig(function='mine.rewards.exact')) as scorer:\n"
+        "    print(scorer(task.train, ['7', '8']).values)"
+    )
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[1.0, 0.0]", done.stderr
+
+
+def test_processes_are_reused_and_hold_no_torch(tmp_path):
+    config = reward_config(
+        tmp_path,
+        """
+        import os, sys
+        def score(data_source, solution_str, ground_truth, extra_info):
+            return {"score": 1, "pid": os.getpid(), "torch": "torch" in sys.modules}
+        """,
+        num_workers=2,
+    )
+    task = Rows(20)
+    with Scorer(task, config) as scorer:
+        pids = set(scorer.pids)
+        for _ in range(3):
+            found = scorer.outcomes(task.train, ["x"] * 20)
+            assert {int(outcome.extra["pid"]) for outcome in found} <= pids
+            assert {outcome.extra["torch"] for outcome in found} == {0.0}
+        assert set(scorer.pids) == pids
+    wait_until_gone(list(pids))
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "expected"),
+    [
+        ("def scoer(**kwargs): return 1", "score", "has no function 'score'; did you mean 'scoer'?"),
+        ("score = 3", "score", "score in {file}reward.py is 3, not a function"),
+        ("def score(prompt, answer): return 1", "score", "(prompt, answer) cannot be called with the keyword arguments"),
+        (
+            "def score(data_source, solution_str, ground_truth): return 1",
+            "score",
+            "got an unexpected keyword argument 'extra_info'",
+        ),
+        ("def score(*, limit, **kwargs): return 1", "score", "missing a required argument: 'limit'"),
+        ("import no_such_module_1", "score", "ModuleNotFoundError: No module named 'no_such_module_1'"),
+        ("import os\n1 / 0", "score", "failed: ZeroDivisionError: division by zero"),
+        ("def score(:", "score", "SyntaxError"),
+        ("import sys; sys.exit(3)", "score", "failed: SystemExit: 3"),
+        ("import os; os._exit(3)", "score", "one process after another ended with exit code 3 while importing"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_told_before_anything_starts(tmp_path, code, name, expected):
+    reward_file(tmp_path, code)
+    with pytest.raises(ConfigError) as caught:
+        check_reward(RewardConfig(function=f"{tmp_path / 'reward.py'}:{name}"))
+    assert expected.format(file=f"{tmp_path}/") in str(caught.value)
+    assert "reward_process.py" not in str(caught.value)  # the user's lines, not ours
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("no/such.py:score", "no such file: no/such.py (relative to "),
+        ("no_such_package.rewards.score", "no module 'no_such_package'"),
+        ("json.no_such", "json has no function 'no_such'"),
+    ],
+)
+def test_a_file_or_module_that_is_not_there(function, expected):
+    with pytest.raises(ConfigError) as caught:
+        check_reward(RewardConfig(function=function))
+    assert expected in str(caught.value)
+
+
+def test_kwargs_may_not_hide_what_podium_gives(tmp_path):
+    config = reward_config(tmp_path, "def score(**kwargs): return 1", kwargs={"ground_truth": "x"})
+    with pytest.raises(ConfigError, match=r"reward\.kwargs: ground_truth is given by Podium"):
+        check_reward(config)
+
+
+# -- failures -----------------------------------------------------------------------------------------------------------
+
+ODD = """
+import os, sys, time
+
+def deeper(text):
+    raise KeyError(text)
+
+def score(data_source, solution_str, ground_truth, extra_info):
+    match solution_str:
+        case "raise": deeper("gone")
+        case "nan": return float("nan")
+        case "exit": sys.exit(2)
+        case "die": os._exit(9)
+        case "crash": print("about to crash"); os.kill(os.getpid(), 11)
+        case "sleep": time.sleep(60)
+        case "busy": pow(7, 10**9)  # one C call that holds the GIL
+        case "spawn": os.fork() or time.sleep(60); time.sleep(60)
+    return float(solution_str == ground_truth)
+"""
+
+
+def test_a_row_that_raises_returns_nonsense_or_dies_leaves_the_others_alone(tmp_path):
+    responses = ["7", "raise", "nan", "7", "exit", "die", "8", "crash", "7"]
+    found = outcomes(reward_config(tmp_path, ODD), responses)
+    scores = [outcome.value if isinstance(outcome, Score) else None for outcome in found]
+    assert scores == [1.0, None, None, 1.0, None, None, 0.0, None, 1.0]
+    reasons = {text: outcome.reason for text, outcome in zip(responses, found, strict=True) if isinstance(outcome, Failed)}
+    assert reasons["raise"] == "raised KeyError: 'gone'"
+    assert reasons["nan"].startswith("returned nan")
+    assert reasons["exit"] == "raised SystemExit: 2"
+    assert reasons["die"] == "the reward process ended with exit code 9"
+    assert reasons["crash"] == "the reward process was ended by SIGSEGV"
+    assert "in deeper" in found[1].traceback
+    assert "reward_process.py" not in found[1].traceback
+    assert "about to crash" in found[7].traceback
+
+
+@pytest.mark.parametrize("stuck", ["sleep", "busy", "spawn"])
+def test_a_response_that_takes_too_long_is_ended_and_says_where_it_was(tmp_path, stuck):
+    """Field report I2: verl #5839, #6673; miles #3221. Four samples, one hangs; so does one in a C loop."""
+    task, config = Rows(4), reward_config(tmp_path, ODD, timeout_s=1.0)
+    with Scorer(task, config) as scorer:
+        scorer.outcomes(task.train, ["7"] * 4)  # the processes have started
+        before, started_s = set(scorer.pids), time.monotonic()
+        found = scorer.outcomes(task.train, ["7", stuck, "8", "7"])
+        assert time.monotonic() - started_s < 5
+        assert [outcome.value for outcome in found if isinstance(outcome, Score)] == [1.0, 0.0, 1.0]
+        assert isinstance(found[1], Failed)
+        assert found[1].reason == "timeout: took longer than reward.timeout_s (1 s)"
+        assert "in score" in found[1].traceback  # the line that it was at
+        wait_until_gone(list(before - set(scorer.pids)))
+        assert len(scorer.pids) == 2
+        assert scorer.outcomes(task.train, ["7"] * 4) == [Score(1.0)] * 4  # replaced, and as good as before
+        pids = scorer.pids
+    wait_until_gone([*pids, *before])
+
+
+def test_what_a_reward_prints_goes_to_its_log_and_not_to_the_terminal(tmp_path, capfd):
+    config = reward_config(
+        tmp_path,
+        """
+        import os, sys
+        print("imported")
+        def score(data_source, solution_str, ground_truth, extra_info):
+            print("scoring", solution_str)
+            os.system("echo from a shell")
+            print("to stderr", file=sys.stderr)
+            return 1
+        """,
+        num_workers=1,
+    )
+    with Scorer(Rows(2), config, log=tmp_path / "reward.log") as scorer:
+        scorer(Rows(2).train, ["a", "b"])
+    assert capfd.readouterr() == ("", "")
+    text = (tmp_path / "reward.log").read_text()
+    assert all(part in text for part in ("imported", "scoring a", "from a shell", "to stderr", "scoring b"))
+
+
+def test_signal_alarm_works_for_it_runs_in_the_main_thread(tmp_path):
+    """Field report I1: verl #5635, a verifier with signal.alarm off the main thread scored 0 for everything."""
+    found = outcomes(
+        reward_config(
+            tmp_path,
+            """
+            import signal
+            def score(data_source, solution_str, ground_truth, extra_info):
+                signal.signal(signal.SIGALRM, lambda *_: None)
+                signal.alarm(1)
+                signal.alarm(0)
+                return float(solution_str == ground_truth)
+            """,
+        ),
+        ["7", "8"],
+    )
+    assert found == [Score(1.0), Score(0.0)]
+
+
+# -- the policy ---------------------------------------------------------------------------------------------------------
+
+FAILS = """
+def score(data_source, solution_str, ground_truth, extra_info):
+    if solution_str == "fail":
+        raise ValueError("signal only works in main thread")
+    return {"score": float(solution_str), "length": len(solution_str)}
+"""
+
+
+def rewards(config: RewardConfig, responses: list[str]):
+    task = Rows(len(responses))
+    with Scorer(task, config) as scorer:
+        return scorer(task.train, responses)
+
+
+def test_raise_is_the_default_and_names_row_uid_response_reason_and_traceback(tmp_path):
+    with pytest.raises(RewardError) as caught:
+        rewards(reward_config(tmp_path, FAILS), ["1", "fail", "0", "1"])
+    text = str(caught.value)
+    assert text.startswith(
+        "1 of 4 responses could not be scored; the reward raised ValueError: signal only works in main thread on row 1 "
+        "(uid u1, response 'fail', answer '7')\n"
+    )
+    assert 'reward.py", line 4, in score' in text
+    assert "reward.on_failure=drop" in text
+
+
+def test_drop_leaves_the_row_without_a_value(tmp_path, caplog):
+    found = rewards(reward_config(tmp_path, FAILS, on_failure="drop"), ["1", "fail", "0", "1"])
+    assert found.is_scored == [True, False, True, True]
+    assert math.isnan(found.values[1])
+    assert found.scored == [1.0, 0.0, 1.0]
+    assert found.metrics.to_floats() == {"reward/failed": 1.0, "reward/length/mean": 1.0}
+    assert "1 of 4 responses could not be scored; the reward raised ValueError" in caplog.text
+
+
+def test_value_is_the_value_that_was_asked_for_and_counted(tmp_path):
+    found = rewards(reward_config(tmp_path, FAILS, on_failure="value", failure_value=-1.0), ["1", "fail", "0", "1"])
+    assert found.values == [1.0, -1.0, 0.0, 1.0]
+    assert all(found.is_scored)
+    assert found.metrics.to_floats()["reward/failed"] == 1.0
+
+
+@pytest.mark.parametrize("policy", ["raise", "drop", "value"])
+def test_a_batch_in_which_every_row_fails_stops_the_run_whatever_the_policy(tmp_path, policy):
+    """Field report I1: 100 % identical failures never become plain zeros."""
+    with pytest.raises(RewardError, match="all 4 responses could not be scored; the reward raised ValueError: signal only"):
+        rewards(reward_config(tmp_path, FAILS, on_failure=policy), ["fail"] * 4)
+
+
+def test_a_tasks_own_verifier_takes_the_same_path():
+    class Odd(Rows):
+        def verify(self, problem, response):
+            if response == "bad":
+                raise ZeroDivisionError("by zero")
+            return super().verify(problem, response)
+
+    task = Odd(3)
+    with Scorer(task, RewardConfig(on_failure="drop")) as scorer:
+        assert scorer.pids == []
+        found = scorer(task.train, ["7", "bad", "8"])
+    assert (found.scored, found.is_scored) == ([1.0, 0.0], [True, False, True])
+    with pytest.raises(RewardError, match="raised ZeroDivisionError: by zero on row 1"):
+        Scorer(task, RewardConfig())(task.train, ["7", "bad", "8"])
+
+
+# -- the end ------------------------------------------------------------------------------------------------------------
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+from podium.config import RewardConfig
+from podium.tasks import Scorer
+from tests.tasks.builders import Rows
+
+task, how = Rows(4), sys.argv[2]
+with Scorer(task, RewardConfig(function=sys.argv[1])) as scorer:
+    scorer(task.train, ["7"] * 4)
+    print(*scorer.pids, flush=True)
+    if how == "raise":
+        raise RuntimeError("on purpose")
+    if how == "wait":
+        scorer(task.train, ["sleep", "7", "sleep", "7"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "kill"), [("end", None), ("raise", None), ("wait", signal.SIGINT), ("wait", signal.SIGTERM), ("wait", signal.SIGKILL)]
+)
+def test_no_process_is_left_however_the_driver_ends(tmp_path, how, kill):
+    function = reward_file(tmp_path, ODD)
+    command = [sys.executable, "-c", DRIVER, function, how]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+        pids = [int(pid) for pid in driver.stdout.readline().split()]
+        assert len(pids) == 2, driver.communicate()
+        if kill:
+            time.sleep(0.3)  # now its processes are asleep in a response
+            assert not any(is_gone(pid) for pid in pids)
+            driver.send_signal(kill)
+        _, errors = driver.communicate(timeout=20)
+    assert driver.returncode == {None: 0 if how == "end" else 1, signal.SIGINT: -signal.SIGINT}.get(kill, -(kill or 0)), errors
+    wait_until_gone(pids)
+
+
+def test_closing_twice_and_scoring_again_afterwards(tmp_path):
+    task = Rows(2)
+    scorer = Scorer(task, reward_config(tmp_path, ODD))
+    with scorer:
+        assert scorer(task.train, ["7", "8"]).values == [1.0, 0.0]
+    assert scorer.pids == []
+    with scorer:
+        assert scorer(task.train, ["7", "8"]).values == [1.0, 0.0]
+    assert scorer.pids == []
+
+
+def test_an_idle_process_that_was_killed_is_replaced_and_no_row_suffers(tmp_path):
+    task = Rows(4)
+    with Scorer(task, reward_config(tmp_path, ODD)) as scorer:
+        scorer(task.train, ["7"] * 4)
+        for pid in scorer.pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_until_gone(scorer.pids)
+        assert scorer(task.train, ["7", "8", "7", "8"]).values == [1.0, 0.0, 1.0, 0.0]
