@@ -187,8 +187,8 @@ def test_dr_grpo_is_three_settings():
             "task.bad_rows, task.max_prompt_tokens: only for a task with task.train_f",
         ),
         (
-            ["task.name=null", "task.train_files=[a.jsonl]", "task.prompt=after_colon"],
-            "task.prompt: only for a task with task.name",
+            ["task.name=null", "task.train_files=[a.jsonl]", "task.prompt_pattern='(a)'"],
+            "task.prompt_pattern: only for a task with task.name",
         ),
         (["reward.kwargs.a=1"], "reward.kwargs are arguments of reward.function, which is not set"),
         (["reward.function=mine.py"], "is path/to/file.py:function or package.module.function, got 'mine.py'"),

@@ -105,3 +105,11 @@ def test_a_supervised_row_of_a_conversation_is_template_response_and_end(tokeniz
     batch = supervised_batch([MESSAGES], ["2"], tokenizers[1])
     assert tokenizers[1].decode(batch.batch["input_ids"].values()) == "[system] Be brief.\n[user] 1+1?\n[assistant] 2<eos>"
     assert tokenizers[1].decode(batch.batch["responses"].values()) == "2<eos>"
+
+
+def test_a_run_that_stops_at_the_end_of_an_epoch_goes_on_with_the_next():
+    """Field report J2: 10 rows, batches of 2, stopped after step 5; a new sampler draws steps 6 to 10 as the old one would."""
+    whole = [StepSampler(num_problems=10, batch_size=2, seed=1).rows(step) for step in range(10)]
+    resumed = StepSampler(num_problems=10, batch_size=2, seed=1)
+    assert [resumed.rows(step) for step in range(5, 10)] == whole[5:]
+    assert sorted(row for step in whole[5:] for row in step) == list(range(10))

@@ -6,7 +6,7 @@ from podium.config import RewardConfig, TaskConfig
 from podium.errors import RewardError, TaskError
 from podium.tasks import Problem, RewardInputs, Scorer, Task, build_task, check_disjoint, draw_targets
 
-SPELL = {"name": "spell_backward", "params": {"min_word_len": 3, "max_word_len": 7}, "prompt": "after_colon"}
+SPELL = {"name": "spell_backward", "params": {"min_word_len": 3, "max_word_len": 7}, "prompt_pattern": r": (\w+)$"}
 
 
 def small(**changes) -> Task:
@@ -26,10 +26,10 @@ def test_the_same_seed_gives_the_same_problems_and_another_seed_others():
     assert {p.answer for p in small().held_out} != {p.answer for p in small(seed=1).held_out}
 
 
-def test_prompt_is_what_follows_the_colon():
+def test_prompt_is_what_the_pattern_finds():
     problem = small().train[0]
     assert problem.prompt == problem.answer[::-1] + "\n"
-    whole = small(prompt="question").train[0]
+    whole = small(prompt_pattern=None).train[0]
     assert whole.prompt.startswith("Spell this word backward")
 
 
@@ -95,3 +95,45 @@ def test_targets_follow_the_mixture_and_are_keyed_by_step():
         problems, {"answer": 2.0, "copy": 2.0}, seed=0, step=3
     )
     assert draw_targets(problems, {"answer": 1.0}, seed=0, step=3) == [problem.answer for problem in problems]
+
+
+SUMS = {"name": "chain_sum", "params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}}
+
+
+def test_questions_may_share_an_answer_within_a_split_but_not_between():
+    """Sums of two digits have some 250 answers: more training problems than that are still distinct questions."""
+    task = build_task(TaskConfig(**SUMS, prompt_pattern=r": (.+) =$", num_train=400, num_validation=20, num_held_out=20))
+    check_disjoint(task)
+    prompts = [problem.prompt for split in (task.train, task.validation, task.held_out) for problem in split]
+    assert len(set(prompts)) == 440
+    assert len({problem.answer for problem in task.train}) < 300
+
+
+def test_groups_of_a_pattern_are_joined():
+    pattern = r"(Decrypt).*text: ([A-Z ]+)\."
+    task = build_task(TaskConfig(name="caesar_cipher", prompt_pattern=pattern, num_train=4, num_validation=2, num_held_out=2))
+    assert all(problem.prompt.startswith("Decrypt ") and "." not in problem.prompt for problem in task.train)
+
+
+def test_few_shot_examples_are_solved_and_in_no_split():
+    task = build_task(TaskConfig(**SUMS, few_shot=2, num_train=50, num_validation=5, num_held_out=5))
+    first, second, question = task.train[0].prompt.split("\n")
+    assert question.startswith("State the final answer")
+    assert question.endswith("=")
+    everything = {
+        problem.prompt.rsplit("\n", 1)[1] for split in (task.train, task.validation, task.held_out) for problem in split
+    }
+    assert len(everything) == 60
+    for example in (first, second):
+        shown, answer = example.rsplit(" ", 1)
+        assert shown not in everything
+        terms = shown.split(": ")[-1].removesuffix(" =")
+        assert eval(terms) == int(answer)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"), [("(", "is no regular expression"), ("abc", "needs a group"), ("(zebra)", "finds nothing in")]
+)
+def test_a_pattern_that_cannot_work_says_why(pattern, expected):
+    with pytest.raises(ValueError, match=expected):
+        small(prompt_pattern=pattern)

@@ -192,3 +192,21 @@ def test_two_workers_equal_one_within_rounding(base, tmp_path, ray_cluster):
     weights_of = [AutoModelForCausalLM.from_pretrained(run.hf, dtype=torch.float64).state_dict() for run in (one, two)]
     for name, tensor in weights_of[0].items():
         assert torch.allclose(tensor, weights_of[1][name], rtol=0, atol=1e-6), name
+
+
+IMPORTS_NOTHING_HEAVY = """
+import sys
+from pathlib import Path
+from tests.trainers.builders import from_base, train
+
+train(from_base(Path(sys.argv[1]), Path(sys.argv[2]), "trainer.total_steps=3"))
+heavy = [name for name in ("ray", "vllm", "sglang", "flash_attn", "tensorboard", "pyarrow") if name in sys.modules]
+sys.exit(f"imported: {heavy}" if heavy else 0)
+"""
+
+
+def test_an_inline_run_imports_no_other_engine_and_no_extra_it_does_not_use(base, tmp_path):
+    """Field report L1: the driver's process of a run of three steps on a CPU."""
+    command = [sys.executable, "-c", IMPORTS_NOTHING_HEAVY, str(tmp_path), str(base)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

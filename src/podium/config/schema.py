@@ -7,9 +7,10 @@ one section (`arithmetic`).
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 
 class Settings(BaseModel):
@@ -24,6 +25,16 @@ def _tuple(value: Any) -> Any:
 
 def _paths(value: Any) -> Any:
     return (value,) if isinstance(value, str) else _tuple(value)
+
+
+def _checked_pattern(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as exc:
+        raise ValueError(f"is no regular expression: {exc}") from exc
+    if not groups:
+        raise ValueError("needs a group in parentheses: what the groups match is the prompt")
+    return pattern
 
 
 Positive = Annotated[int, Field(gt=0)]
@@ -56,8 +67,11 @@ class TaskConfig(Settings):
     """reasoning-gym's name of the dataset."""
     params: dict[str, Scalar] = {}
     """Options of that dataset, e.g. `{min_word_len: 3}`."""
-    prompt: Literal["question", "after_colon"] = "question"
-    """`question`: the dataset's whole question; `after_colon`: only what follows its last ": "."""
+    prompt_pattern: Annotated[str, AfterValidator(_checked_pattern)] | None = None
+    """A regular expression that is searched in the dataset's question: its groups, with a space between them, are the prompt.
+    null: the whole question."""
+    few_shot: Annotated[int, Field(ge=0)] = 0
+    """Solved examples before each question, a line each, the same for all and in no split. The question is the last line."""
     train_files: Paths = ()
     """JSONL or parquet files of training rows, in verl's columns or plain `prompt` and `answer`; see docs/tasks.md."""
     validation_files: Paths = ()
@@ -94,7 +108,7 @@ class TaskConfig(Settings):
             raise ValueError(
                 f"a task is either a dataset of reasoning-gym (task.name) or your own rows (task.train_files), got {found}"
             )
-        own = {"params": self.params, "prompt": self.prompt != "question"}
+        own = {"params": self.params, "prompt_pattern": self.prompt_pattern, "few_shot": self.few_shot}
         of_files = {
             "validation_files": self.validation_files,
             "held_out_files": self.held_out_files,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ SIZES: dict[Split, int] = {"train": 4096, "validation": 128, "held_out": 256}
 
 
 class ReasoningGymTask(Task):
-    """Problems of one reasoning-gym dataset; distinct answers within a split and between splits."""
+    """Problems of one reasoning-gym dataset: no question comes twice, and no answer is in two splits."""
 
     def __init__(self, config: TaskConfig) -> None:
         if config.name is None:
@@ -33,10 +34,15 @@ class ReasoningGymTask(Task):
         self._library = _library()
         self._verifier = self._dataset(seed=0, size=1)
         self._entries: list[dict[str, Any]] = []
-        used: set[str] = set()
-        self.held_out = self._draw("held_out", 0, config.num_held_out or SIZES["held_out"], used)
-        self.validation = self._draw("validation", 1, config.num_validation or SIZES["validation"], used)
-        self.train = self._draw("train", 2, config.num_train or SIZES["train"], used)
+        self._questions: set[str] = set()
+        self._answers: dict[str, str] = {}
+        self._examples = ""
+        if config.few_shot:
+            shown = self._draw("few_shot", 3, config.few_shot)
+            self._examples = "".join(f"{problem.prompt} {problem.answer}\n" for problem in shown)
+        self.held_out = self._draw("held_out", 0, config.num_held_out or SIZES["held_out"])
+        self.validation = self._draw("validation", 1, config.num_validation or SIZES["validation"])
+        self.train = self._draw("train", 2, config.num_train or SIZES["train"])
 
     def verify(self, problem: Problem, response: str) -> float:
         """1.0 when the library scores the stripped response as a full solution, else 0.0."""
@@ -46,25 +52,23 @@ class ReasoningGymTask(Task):
         """The dataset's name, the answer, and the library's metadata of the entry."""
         return RewardInputs(self._name, problem.answer, self._entries[problem.key]["metadata"])
 
-    def _draw(self, split: str, number: int, wanted: int, used: set[str]) -> tuple[Problem, ...]:
-        """`wanted` problems whose answers are not in `used`, which grows by them."""
+    def _draw(self, split: str, number: int, wanted: int) -> tuple[Problem, ...]:
+        """`wanted` new questions, none with an answer of an earlier split."""
         problems: list[Problem] = []
         limit = wanted * MAX_DRAWS_PER_PROBLEM
-        first_seed = (self._config.seed * 3 + number) * SEED_STRIDE
+        first_seed = (self._config.seed * 4 + number) * SEED_STRIDE
         for entry in self._stream(first_seed, limit=limit):
-            answer = normalised(entry["answer"])
-            if answer in used:
+            prompt, answer = self._prompt(entry["question"]), normalised(entry["answer"])
+            if normalised(prompt) in self._questions or self._answers.setdefault(answer, split) != split:
                 continue
-            used.add(answer)
-            problems.append(
-                Problem(f"{split}-{len(problems)}", self._prompt(entry["question"]), entry["answer"], len(self._entries))
-            )
+            self._questions.add(normalised(prompt))
+            problems.append(Problem(f"{split}-{len(problems)}", prompt, entry["answer"], len(self._entries)))
             self._entries.append(entry)
             if len(problems) == wanted:
                 return tuple(problems)
         raise TaskError(
-            f"{self._name} gave {len(problems)} {split} problems with answers of their own in {limit} draws, "
-            f"task.num_{split} asks for {wanted}; lower it or widen task.params"
+            f"{self._name} gave {len(problems)} new {split} questions, whose answers are in no other split, in {limit} draws; "
+            f"task.{'few_shot' if split == 'few_shot' else f'num_{split}'} asks for {wanted}: lower it or widen task.params"
         )
 
     def _stream(self, first_seed: int, *, limit: int) -> Iterator[dict[str, Any]]:
@@ -80,7 +84,12 @@ class ReasoningGymTask(Task):
             raise TaskError(f"task.params {self._config.params} do not fit {self._name}: {exc}") from exc
 
     def _prompt(self, question: str) -> str:
-        return (question.rsplit(": ", 1)[-1] if self._config.prompt == "after_colon" else question) + "\n"
+        if self._config.prompt_pattern is not None:
+            found = re.search(self._config.prompt_pattern, question)
+            if found is None:
+                raise TaskError(f"task.prompt_pattern {self._config.prompt_pattern!r} finds nothing in {question!r}")
+            question = " ".join(group for group in found.groups() if group is not None)
+        return self._examples + question if self._config.few_shot else question + "\n"
 
 
 def known_names() -> Collection[str]:

@@ -1,0 +1,72 @@
+"""The public surface in one place (field report K5): a name that goes or comes changes this list and the changelog together."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+SURFACE = {
+    "podium": """
+        __version__
+    """,
+    "podium.algorithms": """
+        Aggregation KLTerm KL_ESTIMATORS Loss LossSum PolicyLoss SFTLoss TokenOutputs group_ids grpo_advantages kl_estimates
+        kl_of_rows logprobs_and_entropies
+    """,
+    "podium.checkpoint": """
+        Checkpoint CheckpointStore FileEntry Manifest load_state save_state
+    """,
+    "podium.config": """
+        ActorConfig AlgorithmConfig EngineConfig ModelConfig OptimConfig RefConfig RewardConfig RolloutConfig RunConfig
+        SamplingConfig Settings TaskConfig TrainerConfig WarmupConfig check explain optimizer_steps_per_step read_yaml resolve
+        rows_per_step to_yaml total_optimizer_steps
+    """,
+    "podium.datasets": """
+        StepSampler prompt_batch prompt_tokens supervised_batch
+    """,
+    "podium.engines": """
+        BaseEngine EngineRegistry StepResult collective_backend pick_device
+    """,
+    "podium.models": """
+        BUILT_IN check_model_path eos_token_ids load_model load_tokenizer save_model
+    """,
+    "podium.observability": """
+        Last METRICS_FILE Max Mean Metric Metrics Min Progress RESPONSE_LENGTH REWARD Recorder SAMPLES_FILE Sample
+        SpanListener Spans Sum THROUGHPUT TIMING_PREFIX Tracker VALIDATION_SCORE WARMUP_LOSS draw_curve read_rows
+    """,
+    "podium.protocol": """
+        DataProto Mergeable interleave_groups object_column
+    """,
+    "podium.recipes": """
+        RECIPES recipe
+    """,
+    "podium.rollout": """
+        BaseRollout build_rollout
+    """,
+    "podium.single_controller": """
+        CAPABILITIES Capabilities Copy Dispatch DispatchMode Execute GroupCall GroupFuture Init MAGIC_ATTR Mesh PerRank
+        Registration ResourcePool Worker WorkerGroup make_nd_compute_dataproto_dispatch_fn register
+    """,
+    "podium.tasks": """
+        CountTokens Failed Message Outcome Problem Prompt RewardInputs Rewards Score Scorer Split Task build_task
+        check_disjoint check_reward draw_targets
+    """,
+    "podium.testing": """
+        CALL_CHECKS LIFE_CHECKS check_runtime contract_group
+    """,
+    "podium.trainers": """
+        PPOTrainer RunDirectory SFTTrainer Scores Session evaluate_model run
+    """,
+    "podium.weights": """
+        copy_weights named_weights
+    """,
+    "podium.workers": """
+        ActorRolloutRefWorker PolicySpec Role TrainingSpec TrainingWorker
+    """,
+}
+
+
+@pytest.mark.parametrize("package", SURFACE)
+def test_the_public_names_are_those_of_the_list(package):
+    assert sorted(import_module(package).__all__) == sorted(SURFACE[package].split())
