@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from podium.config import ModelConfig
 from podium.datasets import StepSampler, prompt_batch, prompt_tokens, supervised_batch
@@ -16,6 +18,22 @@ def test_every_epoch_holds_every_problem_once():
     epochs = [drawn[start : start + 10] for start in range(0, 40, 10)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert epochs[0] != epochs[1]
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 3))
+def test_no_step_holds_a_problem_twice_and_no_epoch_leaves_one_out(num_problems, batch_size, seed):
+    if batch_size > num_problems:
+        with pytest.raises(DataError, match="cannot be drawn"):
+            StepSampler(num_problems=num_problems, batch_size=batch_size, seed=seed)
+        return
+    sampler = StepSampler(num_problems=num_problems, batch_size=batch_size, seed=seed)
+    steps = [sampler.rows(step) for step in range(4 * num_problems // batch_size)]
+    assert all(len(set(rows)) == batch_size for rows in steps)
+    drawn = [row for rows in steps for row in rows]
+    for start in range(0, len(drawn) - num_problems + 1, num_problems):
+        assert sorted(drawn[start : start + num_problems]) == list(range(num_problems))
+    late = StepSampler(num_problems=num_problems, batch_size=batch_size, seed=seed)
+    assert [late.rows(step) for step in reversed(range(len(steps)))] == steps[::-1]
 
 
 def test_a_step_depends_on_seed_and_step_only():
@@ -108,7 +126,7 @@ def test_a_supervised_row_of_a_conversation_is_template_response_and_end(tokeniz
 
 
 def test_a_run_that_stops_at_the_end_of_an_epoch_goes_on_with_the_next():
-    """Field report J2: 10 rows, batches of 2, stopped after step 5; a new sampler draws steps 6 to 10 as the old one would."""
+    """J2: 10 rows, batches of 2, stopped after step 5; a new sampler draws steps 6 to 10 as the old one would."""
     whole = [StepSampler(num_problems=10, batch_size=2, seed=1).rows(step) for step in range(10)]
     resumed = StepSampler(num_problems=10, batch_size=2, seed=1)
     assert [resumed.rows(step) for step in range(5, 10)] == whole[5:]

@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from podium.checkpoint import load_state, save_state
+from podium.config import EngineConfig, OptimConfig
+from podium.engines.fsdp2 import FSDP2Engine
 from podium.errors import EngineError
 from tests.engines.builders import LOSS, Scaled, batch_of, engine_of, largest_difference, model_of, state_of, weights_of
 
@@ -109,3 +111,16 @@ def test_the_model_is_written_as_a_folder_that_transformers_loads(tmp_path: Path
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     theirs = dict(loaded.named_parameters())
     assert all(torch.equal(parameter, theirs[name]) for name, parameter in engine.model.named_parameters())
+
+
+def test_each_rank_has_its_own_dropout_and_keeps_it_over_a_resume() -> None:
+    """J4: two ranks never draw the same, and what a rank draws depends on the seed, the rank and the version alone."""
+
+    def drawn(rank: int, version: int) -> list[float]:
+        engine = FSDP2Engine(model_of("llama"), EngineConfig(), OptimConfig(lr=0.01), total_steps=10, seed=3, rank=rank)
+        engine.version = version
+        with engine._training():
+            return torch.rand(4).tolist()
+
+    assert drawn(0, 2) == drawn(0, 2)
+    assert len({tuple(drawn(rank, version)) for rank in (0, 1) for version in (0, 1, 2)}) == 6

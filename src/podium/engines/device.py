@@ -33,7 +33,3 @@ def rng_devices(device: torch.device) -> list[torch.device]:
     """Devices, besides the CPU, whose random state a forward pass on `device` uses."""
     return [device] if device.type == "cuda" else []
 
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory allocated on an accelerator so far; 0 on the CPU, where the process's peak tells."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

@@ -103,8 +103,8 @@ class FSDP2Engine(BaseEngine):
     def _try_layout(self, layout: Literal["packed", "shared"]) -> bool:
         """Tried once on two rows, each a prompt of one token and a response of two: what is next to the seam is looked at.
 
-        The second row must give what it gives alone, within rounding, and must not see what the first one is: that shows to
-        the last bit, even in a model whose rows mix so little that it could be taken for rounding.
+        The second row must give what it gives alone, within rounding, and must not see what the first one is. The shapes are
+        the same then, so that shows far below rounding between shapes, even in a model whose rows mix very little.
         """
         num_tokens = self.model.config.get_text_config().vocab_size
         rows = [torch.tensor([2, *response]) % num_tokens for response in ([4, 5], [9, 8], [6, 7])]

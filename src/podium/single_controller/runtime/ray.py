@@ -195,8 +195,11 @@ def _gpus_per_rank(pool: ResourcePool) -> float:
     share = 1 / pool.max_colocate_count
     there = _total("GPU")
     enough = there >= pool.world_size * share
-    if pool.use_gpu and not enough:
-        raise ResourceError(f"the pool asks for {pool.world_size} x {share:g} GPUs, Ray has {there:g}")
+    if not enough and (pool.use_gpu or (pool.use_gpu is None and there)):
+        raise ResourceError(
+            f"{pool.world_size} ranks need {pool.world_size} x {share:g} GPUs, Ray has {there:g}: use fewer ranks, or say "
+            "use_gpu=False for the CPU"
+        )
     return share if enough and pool.use_gpu is not False else 0
 
 
