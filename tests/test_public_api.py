@@ -15,7 +15,7 @@ SURFACE = {
         kl_of_rows logprobs_and_entropies
     """,
     "podium.checkpoint": """
-        Checkpoint CheckpointStore FileEntry Manifest load_state save_state
+        Checkpoint CheckpointStore FileEntry Manifest load_state save_state sync
     """,
     "podium.config": """
         ActorConfig AlgorithmConfig EngineConfig ModelConfig OptimConfig RefConfig RewardConfig RolloutConfig RunConfig
@@ -29,11 +29,11 @@ SURFACE = {
         BaseEngine EngineRegistry StepResult collective_backend pick_device
     """,
     "podium.models": """
-        BUILT_IN check_model_path eos_token_ids load_model load_tokenizer save_model
+        BUILT_IN check_model_path eos_token_ids load_model load_model_config load_tokenizer save_model
     """,
     "podium.observability": """
         Last METRICS_FILE Max Mean Metric Metrics Min Progress RESPONSE_LENGTH REWARD Recorder SAMPLES_FILE Sample
-        SpanListener Spans Sum THROUGHPUT TIMING_PREFIX Tracker VALIDATION_SCORE WARMUP_LOSS draw_curve read_rows
+        SpanListener Spans Sum THROUGHPUT TIMING_PREFIX TOKENS_PER_S Tracker VALIDATION_SCORE WARMUP_LOSS draw_curve read_rows
     """,
     "podium.protocol": """
         DataProto Mergeable interleave_groups object_column
@@ -50,7 +50,7 @@ SURFACE = {
     """,
     "podium.tasks": """
         CountTokens Failed Message Outcome Problem Prompt RewardInputs Rewards Score Scorer Split Task build_task
-        check_disjoint check_reward draw_targets
+        check_disjoint check_reward draw_targets task_fingerprint
     """,
     "podium.testing": """
         CALL_CHECKS LIFE_CHECKS check_runtime contract_group

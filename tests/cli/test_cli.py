@@ -54,6 +54,7 @@ def test_bad_input_is_one_clear_message_and_exit_code_2(arguments, expected):
         (["task.params.min_lenght=3"], "min_lenght"),
         (["model=no/such/folder"], "no folder 'no/such/folder'"),
         (["actor.engine.max_tokens_per_micro_batch=12"], "exceeds actor.engine.max_tokens_per_micro_batch (12)"),
+        (["rollout.sampling.max_new_tokens=300"], "the positions that char_llama has (max_position_embeddings, 256)"),
     ],
 )
 def test_what_only_the_task_and_the_model_know_is_checked_before_anything_starts(tmp_path, overrides, expected):
@@ -143,3 +144,41 @@ def test_a_failure_while_running_is_exit_code_1(tmp_path):
     result = podium("train", "--resume", str(tmp_path / "runs" / "latest"))
     assert result.returncode == 1
     assert "none is complete" in result.stderr
+
+
+def test_a_run_that_another_process_writes_is_refused_until_that_process_is_dead(tmp_path):
+    """Two `--resume` of one run would interleave its rows and write its checkpoints into each other."""
+    overrides = [*SMALL, "warmup.steps=0", "trainer.total_steps=1", f"run_root={tmp_path}/runs"]
+    assert podium("train", "spell_backward", *overrides).returncode == 0
+    run = (tmp_path / "runs" / "latest").resolve()
+    before = (run / "metrics.jsonl").read_bytes()
+    held = (
+        "import sys, time; from pathlib import Path; from podium.trainers import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).locked():\n    print('held', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", held, str(run)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            refused = podium("train", "--resume", str(run))
+        finally:
+            holder.kill()
+    assert refused.returncode == 2, refused.stderr
+    assert f"{run} is being written by another process (pid {holder.pid})" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert podium("train", "--resume", str(run)).returncode == 0
+
+
+def test_a_bfloat16_model_may_be_evaluated_but_not_trained(tmp_path):
+    overrides = [*SMALL, "warmup.steps=0", "trainer.total_steps=1"]
+    assert podium("train", "spell_backward", *overrides, f"run_root={tmp_path}/runs").returncode == 0
+    explained = podium("explain", "spell_backward", *overrides)
+    settings = explained.stdout.split("\n\n", 1)[1].replace("dtype: float32", "dtype: bfloat16")
+    (tmp_path / "bf16.yaml").write_text(settings)
+    trained = podium("train", str(tmp_path / "bf16.yaml"), "--dry-run")
+    assert trained.returncode == 2
+    assert "model.dtype=bfloat16 cannot be trained" in trained.stderr
+    evaluated = podium("eval", str(tmp_path / "runs" / "latest" / "hf"), "--recipe", str(tmp_path / "bf16.yaml"), "--json")
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert json.loads(evaluated.stdout)["n"] == 16

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from podium.config import RunConfig, explain, optimizer_steps_per_step, read_yaml, resolve, rows_per_step, to_yaml
+from podium.config import ModelConfig, RunConfig, explain, optimizer_steps_per_step, read_yaml, resolve, rows_per_step, to_yaml
 from podium.config import check as check_arithmetic
 from podium.errors import ConfigError
+from podium.recipes import RECIPES, recipe
 
 SETTINGS = {
     "name": "small",
@@ -50,6 +51,12 @@ def test_yaml_reads_back_equal(tmp_path):
         ("actor.optim.lr=-1", "actor.optim.lr: input should be greater than 0, got -1"),
         ("trainer.total_steps=1.5", "trainer.total_steps: input should be a valid integer, got 1.5"),
         ("seed=true", "seed: input should be a valid integer, got True"),
+        ("seed=-1", "seed: input should be greater than or equal to 0, got -1"),
+        ("actor.optim.betas=[1.0,1.0]", "actor.optim.betas.0: input should be less than 1"),
+        ("actor.optim.lr=.inf", "actor.optim.lr: input should be a finite number"),
+        ("rollout.sampling.temperature=.inf", "rollout.sampling.temperature: input should be a finite number"),
+        ("rollout.sampling.stop=['']", "rollout.sampling.stop.0: string should have at least 1 character"),
+        ("threads_per_rank=100000000", "threads_per_rank: input should be less than or equal to 1024"),
         ("runtime=rya", "runtime: input should be 'auto', 'inline' or 'ray', got 'rya'"),
         ("name=a/b", "name is part of a folder's name"),
         ("actor.kl_loss_type=low_var", "got 'low_var'; did you mean 'low_var_kl'?"),
@@ -106,15 +113,53 @@ def test_arithmetic_by_hand():
         ("task.num_train=4", "(8) is more than task.num_train (4)"),
         ("actor.engine.max_tokens_per_micro_batch=8", "do not fit"),
         ("rollout.sampling.temperature=0", "greedy samples"),
+        ("rollout.sampling.top_k=1", "top_k is 1"),
         ("actor.loss_agg_mode=seq-mean-token-sum-norm", "the longest response: actor.loss_scale_factor=8"),
         ("actor.loss_scale_factor=8", "means nothing in token-mean; use actor.loss_scale_factor=null"),
         ("ref.model=other/model", "ref.model=other/model is used by nothing"),
+        ("model.dtype=bfloat16", "(actor.optim.lr=0.001). Use model.dtype=float32"),
+        ("actor.kl_loss_coef=0.1", "actor.kl_loss_coef=0.1 has no effect without actor.use_kl_loss=true: set that, or leave"),
+        ("actor.kl_loss_type=k3", "actor.kl_loss_type=k3 has no effect"),
+        ("algorithm.kl_coef=0.1", "has no effect without algorithm.use_kl_in_reward=true"),
+        ("algorithm.kl_penalty=k3", "or leave algorithm.kl_penalty at kl"),
+        ("reward.failure_value=-1", "has no effect without reward.on_failure=value"),
+        ("call_timeout_s=60", "call_timeout_s=60.0 has no effect without runtime=ray"),
     ],
 )
 def test_arithmetic_that_cannot_work_is_shown(override, expected):
     with pytest.raises(ConfigError) as caught:
         check_arithmetic(resolve(SETTINGS, [override]))
     assert expected in str(caught.value)
+
+
+def test_settings_whose_switch_is_on_are_taken():
+    switched_on = [
+        *("actor.use_kl_loss=true", "actor.kl_loss_coef=0.1", "actor.kl_loss_type=k3"),
+        *("algorithm.use_kl_in_reward=true", "algorithm.kl_coef=0.1", "algorithm.kl_penalty=k3"),
+        *("reward.on_failure=value", "reward.failure_value=-1", "runtime=ray", "call_timeout_s=60"),
+    ]
+    check_arithmetic(resolve(SETTINGS, switched_on))
+
+
+def test_every_recipe_passes_with_and_without_its_warm_up():
+    for name in RECIPES:
+        for overrides in ([], ["warmup.steps=0", "model=other/model"]):
+            check_arithmetic(resolve(recipe(name), overrides))
+
+
+def test_bfloat16_is_refused_only_where_it_is_trained():
+    check_arithmetic(resolve(SETTINGS, ["model.dtype=bfloat16"]), is_trained=False)
+
+
+def test_a_model_that_moved_is_loaded_in_the_same_way():
+    model = ModelConfig(path="a/b", dtype="float64", trust_remote_code=True, override_config={"hidden_size": 8})
+    assert model.moved_to("there") == ModelConfig(path="there", dtype="float64", trust_remote_code=True)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", ".inf", ".nan"])
+def test_the_limit_of_a_call_is_a_positive_number(value):
+    with pytest.raises(ConfigError, match="call_timeout_s"):
+        resolve(SETTINGS, [f"call_timeout_s={value}"])
 
 
 def test_inline_refuses_more_than_one_worker():

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, BertLMHeadModel, LlamaForCausalLM
 
 from podium.config import ModelConfig
 from podium.errors import ConfigError
@@ -68,3 +69,26 @@ def test_a_path_that_is_no_model_is_refused_early(path, expected):
 def test_a_folder_without_a_model_is_refused_early(tmp_path):
     with pytest.raises(ConfigError, match=r"no config\.json"):
         check_model_path(ModelConfig(path=str(tmp_path)))
+
+
+def test_a_folder_that_lacks_weights_or_holds_garbage_is_refused(tmp_path):
+    """What is missing would be random, and the run would end as if nothing had happened."""
+    save_model(load_model(BUILT_IN, seed=0), str(tmp_path))
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.0.mlp.down_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks 1 weights, which would be random: model\.layers\.0\.mlp\.down_proj\.weight"):
+        load_model(ModelConfig(path=str(tmp_path)), seed=0)
+    (tmp_path / "model.safetensors").write_bytes(b"garbage")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_model(ModelConfig(path=str(tmp_path)), seed=0)
+
+
+def test_a_model_that_looks_ahead_is_refused(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 50}
+    BertForMaskedLM(BertConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"looks ahead|lacks"):
+        load_model(ModelConfig(path=str(tmp_path)), seed=0)
+    BertLMHeadModel(BertConfig(**sizes, is_decoder=False)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="looks ahead"):
+        load_model(ModelConfig(path=str(tmp_path)), seed=0)

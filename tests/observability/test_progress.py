@@ -7,7 +7,7 @@ import time
 
 from rich.console import Console
 
-from podium.observability import REWARD, THROUGHPUT, VALIDATION_SCORE, Progress
+from podium.observability import REWARD, TOKENS_PER_S, VALIDATION_SCORE, Progress
 
 
 class Clock:
@@ -48,7 +48,7 @@ def test_metrics_stay_until_reported_again() -> None:
     with Progress(Console(file=out), clock=clock) as progress:
         progress.start_phase("RL", 2)
         progress.update(1, {VALIDATION_SCORE: 0.5})
-        progress.update(2, {THROUGHPUT: 12345.6})
+        progress.update(2, {TOKENS_PER_S: 12345.6})
         clock.now_s += 3725
     assert "validation 0.500 | tokens/s 12,346" in lines_of(out)[1]
 
@@ -61,7 +61,7 @@ def test_live_mode_draws_a_panel() -> None:
         progress.start_phase("RL", 120, done_steps=20)
         clock.now_s += 30
         progress.activity("update")
-        progress.update(30, {REWARD: 0.4125, VALIDATION_SCORE: 0.375, THROUGHPUT: 12345.6, "timing_s/rollout": 1.25})
+        progress.update(30, {REWARD: 0.4125, VALIDATION_SCORE: 0.375, TOKENS_PER_S: 12345.6, "timing_s/rollout": 1.25})
     text = out.getvalue()
     for part in ("grpo-reverse", "RL", "30/120", "reward 0.412", "validation 0.375", "tokens/s 12,346", "rollout 1.2s", "━"):
         assert part in text

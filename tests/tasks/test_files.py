@@ -9,7 +9,7 @@ import pytest
 
 from podium.config import TaskConfig
 from podium.errors import ConfigError, DataError, MissingExtraError, TaskError
-from podium.tasks import Message, RewardInputs, build_task, check_disjoint
+from podium.tasks import Message, RewardInputs, build_task, check_disjoint, task_fingerprint
 from tests.tasks.builders import file_task, sums, verl_row, write_rows
 
 
@@ -55,6 +55,9 @@ BAD = [
     ({"answer": "a"}, "no prompt; the row has answer"),
     ({"prompt": "p"}, "no ground truth: a row needs answer, or reward_model.ground_truth; it has prompt"),
     ({"prompt": " \n", "answer": "a"}, "the prompt is empty"),
+    ({"prompt": "a\ud800", "answer": "a"}, "half of a surrogate pair"),
+    ({"prompt": "a", "answer": "\udfff"}, "half of a surrogate pair"),
+    ({"prompt": "a", "answer": float("nan")}, "the ground truth (answer) is nan"),
     ({"prompt": 7, "answer": "a"}, "prompt must be text or a list of messages, got 7"),
     ({"prompt": [], "answer": "a"}, "the prompt has no messages"),
     ({"prompt": ["hi"], "answer": "a"}, "message 1 must be an object with role and content, got 'hi'"),
@@ -275,3 +278,23 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
     (tmp_path / "train.parquet").write_bytes(b"PAR1")
     with pytest.raises(MissingExtraError, match=r'pip install -e "\.\[parquet\]"'):
         file_task(str(tmp_path / "train.parquet"))
+
+
+def test_a_fingerprint_tells_whether_the_files_still_give_the_same_splits(tmp_path):
+    """One more row moves others between the splits: rows that were trained on may come to be held out."""
+    rows = sums(60)
+    before = file_task(write_rows(tmp_path / "rows.jsonl", rows))
+    fingerprint = task_fingerprint(before)
+    assert task_fingerprint(file_task(write_rows(tmp_path / "rows.jsonl", rows))) == fingerprint
+    (tmp_path / "elsewhere").mkdir()
+    assert task_fingerprint(file_task(write_rows(tmp_path / "elsewhere" / "rows.jsonl", rows))) == fingerprint
+    after = file_task(write_rows(tmp_path / "rows.jsonl", sums(61)))
+    assert {problem.prompt for problem in after.held_out} & {problem.prompt for problem in before.train}
+    changed = [
+        after,
+        file_task(write_rows(tmp_path / "rows.jsonl", rows), seed=1),
+        file_task(write_rows(tmp_path / "rows.jsonl", [*rows[1:], rows[0]])),
+        file_task(write_rows(tmp_path / "rows.jsonl", [*rows[:-1], {**rows[-1], "answer": "x"}])),
+        file_task(write_rows(tmp_path / "rows.jsonl", [{**rows[0], "prompt": "0 + 0 ="}, *rows[1:]])),
+    ]
+    assert len({fingerprint, *map(task_fingerprint, changed)}) == 1 + len(changed)

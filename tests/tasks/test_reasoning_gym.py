@@ -1,10 +1,25 @@
 from __future__ import annotations
 
+import time
+
 import pytest
+from reasoning_gym.factory import DATASETS
 
 from podium.config import RewardConfig, TaskConfig
 from podium.errors import RewardError, TaskError
-from podium.tasks import Problem, RewardInputs, Scorer, Task, build_task, check_disjoint, draw_targets
+from podium.tasks import (
+    Failed,
+    Problem,
+    RewardInputs,
+    Score,
+    Scorer,
+    Task,
+    build_task,
+    check_disjoint,
+    draw_targets,
+    task_fingerprint,
+)
+from podium.tasks.reasoning_gym import VERIFIED_IN_THE_DRIVER, library_verifier
 
 SPELL = {"name": "spell_backward", "params": {"min_word_len": 3, "max_word_len": 7}, "prompt_pattern": r": (\w+)$"}
 
@@ -137,3 +152,70 @@ def test_few_shot_examples_are_solved_and_in_no_split():
 def test_a_pattern_that_cannot_work_says_why(pattern, expected):
     with pytest.raises(ValueError, match=expected):
         small(prompt_pattern=pattern)
+
+
+# -- where a verifier runs ------------------------------------------------------------------------------------------------
+
+COUNTDOWN = {"name": "countdown", "params": {"min_numbers": 3, "max_numbers": 3}}
+
+
+def test_a_verifier_that_evaluates_the_response_runs_in_processes_with_limits_and_a_guard(tmp_path):
+    """sympy's parse_expr is Python's eval: the policy's text made files and hung in the driver."""
+    task = small(**COUNTDOWN, prompt_pattern=None)
+    problem, made = task.train[0], tmp_path / "made"
+    attacks = [
+        f"__import__('os').system('touch {made}')",
+        f"open('{made}', 'w').close()",
+        f"__import__('pathlib').Path('{made}').touch()",
+        f"__import__('subprocess').run(['touch', '{made}'])",
+    ]
+    config = RewardConfig(timeout_s=1.0, on_failure="drop")
+    with Scorer(task, config) as scorer:
+        assert len(scorer.pids) == config.num_workers
+        assert scorer([problem] * 2, [problem.answer, "1"]).values == [1.0, 0.0]
+        started_s = time.monotonic()
+        found = scorer.outcomes([problem] * 3, [problem.answer, "9**9**9", f" {problem.answer}\n"])
+        assert time.monotonic() - started_s < 10
+        assert found[0] == found[2] == Score(1.0)
+        assert isinstance(found[1], Failed)
+        assert found[1].reason == "timeout: took longer than reward.timeout_s (1 s)"
+        for outcome in scorer.outcomes([problem] * len(attacks), attacks):
+            assert isinstance(outcome, Failed)
+            assert "which was refused" in outcome.reason
+        assert not made.exists()
+        assert scorer([problem] * 3, [attacks[0], problem.answer, "1"]).is_scored == [False, True, True]
+        assert scorer.outcomes([problem], ["__import__('os')._exit(0)"]) == [Failed("the reward process ended with exit code 0")]
+    with Scorer(task, RewardConfig()) as scorer, pytest.raises(RewardError, match=r"about to do os\.system"):
+        scorer([problem] * 2, [attacks[0], problem.answer])
+
+
+def _attempts(problem: Problem) -> list[str]:
+    right = problem.answer
+    return [right, f" {right}\n", right.upper(), f"+{right}", f"{right}.0", f"{right}x", right[:-1], right[::-1], ""]
+
+
+@pytest.mark.parametrize("name", sorted(VERIFIED_IN_THE_DRIVER))
+def test_the_driver_gives_the_values_that_a_process_gives(name):
+    task = small(name=name, params={}, prompt_pattern=None, num_train=4, num_validation=2, num_held_out=2)
+    assert task.isolated_verifier is None
+    rows = [(problem, response) for problem in task.train for response in _attempts(problem)]
+    problems, responses = zip(*rows, strict=True)
+    with Scorer(task, RewardConfig()) as scorer:
+        assert scorer.pids == []
+        in_the_driver = scorer(problems, responses).values
+    task.isolated_verifier = library_verifier(TaskConfig(name=name))
+    with Scorer(task, RewardConfig(num_workers=1)) as scorer:
+        assert len(scorer.pids) == 1
+        assert scorer(problems, responses).values == in_the_driver
+    assert set(in_the_driver) == {0.0, 1.0}
+
+
+def test_verifiers_of_the_driver_are_those_that_were_read():
+    """A new release of the library may move one of them to a method that nobody has read."""
+    own = {name for name in VERIFIED_IN_THE_DRIVER if "score_answer" in vars(DATASETS[name][0])}
+    assert own == {"spell_backward", "word_sorting", "palindrome_generation", "chain_sum"}
+
+
+def test_a_fingerprint_is_that_of_the_problems():
+    assert task_fingerprint(small()) == task_fingerprint(small())
+    assert len({task_fingerprint(small(**changes)) for changes in ({}, {"seed": 1}, {"num_train": 51})}) == 3

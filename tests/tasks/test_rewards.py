@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 from podium.config import RewardConfig
 from podium.errors import ConfigError, RewardError
-from podium.tasks import Failed, Score, Scorer, check_reward
+from podium.tasks import Failed, RewardInputs, Score, Scorer, check_reward
 from podium.tasks.outcomes import outcome_of
 from tests.tasks.builders import Rows, reward_config, reward_file
 
@@ -212,7 +213,7 @@ def test_kwargs_may_not_hide_what_podium_gives(tmp_path):
 # -- failures -----------------------------------------------------------------------------------------------------------
 
 ODD = """
-import os, sys, time
+import os, re, sys, time
 
 def deeper(text):
     raise KeyError(text)
@@ -226,6 +227,12 @@ def score(data_source, solution_str, ground_truth, extra_info):
         case "crash": print("about to crash"); os.kill(os.getpid(), 11)
         case "sleep": time.sleep(60)
         case "busy": pow(7, 10**9)  # one C call that holds the GIL
+        case "regex": re.match(r"(a+)+$", "a" * 40 + "b")  # for hours, and holds the GIL
+        case "fork and regex":
+            child = os.fork()
+            if child == 0: time.sleep(300)
+            print("child", child)
+            re.match(r"(a+)+$", "a" * 40 + "b")
         case "spawn": os.fork() or time.sleep(60); time.sleep(60)
     return float(solution_str == ground_truth)
 """
@@ -384,11 +391,13 @@ from podium.tasks import Scorer
 from tests.tasks.builders import Rows
 
 task, how = Rows(4), sys.argv[2]
-with Scorer(task, RewardConfig(function=sys.argv[1])) as scorer:
+with Scorer(task, RewardConfig(function=sys.argv[1]), log=Path(sys.argv[3]) if sys.argv[3:] else None) as scorer:
     scorer(task.train, ["7"] * 4)
     print(*scorer.pids, flush=True)
     if how == "raise":
         raise RuntimeError("on purpose")
+    if how in ("regex", "fork and regex"):
+        scorer(task.train, [how, "7", how, "7"])
     if how == "wait":
         scorer(task.train, ["sleep", "7", "sleep", "7"])
 """
@@ -410,6 +419,108 @@ def test_no_process_is_left_however_the_driver_ends(tmp_path, how, kill):
         _, errors = driver.communicate(timeout=20)
     assert driver.returncode == {None: 0 if how == "end" else 1, signal.SIGINT: -signal.SIGINT}.get(kill, -(kill or 0)), errors
     wait_until_gone(pids)
+
+
+@pytest.mark.parametrize("stuck", ["regex", "fork and regex"])
+def test_a_process_that_holds_the_gil_and_its_children_end_with_a_killed_driver(tmp_path, stuck):
+    """A thread that waits for the driver's end never gets the GIL back from a regular expression."""
+    command = [sys.executable, "-c", DRIVER, reward_file(tmp_path, ODD), stuck, str(tmp_path / "reward.log")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+        pids = [int(pid) for pid in driver.stdout.readline().split()]
+        assert len(pids) == 2, driver.communicate()
+        time.sleep(1.0)  # now they are in the expression
+        children = [int(line.split()[1]) for log in tmp_path.glob("reward*.log") for line in log.read_text().splitlines()]
+        assert len(children) == (2 if stuck == "fork and regex" else 0)
+        assert not any(is_gone(pid) for pid in [*pids, *children])
+        driver.kill()
+        driver.communicate(timeout=20)
+    try:
+        wait_until_gone([*pids, *children])
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def test_the_process_that_waits_for_the_drivers_end_is_no_child_of_the_reward(tmp_path):
+    code = """
+        import os
+        def score(data_source, solution_str, ground_truth, extra_info):
+            try:
+                os.wait()
+            except ChildProcessError:
+                return 1.0
+        """
+    assert outcomes(reward_config(tmp_path, code, timeout_s=5.0), ["x"]) == [Score(1.0)]
+
+
+def test_what_a_process_wrote_last_is_its_own_and_all_of_it_is_in_the_log(tmp_path):
+    """Processes that share a file show a neighbour's lines as the reason of a failure."""
+    config = reward_config(
+        tmp_path,
+        """
+        import os, time
+        def score(data_source, solution_str, ground_truth, extra_info):
+            if solution_str == "noisy":
+                for number in range(100):
+                    print("neighbour", number)
+                    time.sleep(0.02)
+                return 1
+            time.sleep(0.5)
+            print("my last words")
+            time.sleep(0.5)
+            os._exit(3)
+        """,
+        num_workers=2,
+    )
+    task, log = Rows(2), tmp_path / "reward.log"
+    log.write_text("of the run before\n")
+    with Scorer(task, config, log=log) as scorer:
+        found = scorer.outcomes(task.train, ["noisy", "die"])
+    assert found[0] == Score(1.0)
+    assert found[1] == Failed("the reward process ended with exit code 3", "my last words")
+    lines = log.read_text().splitlines()
+    assert lines[0] == "of the run before"
+    assert sorted(lines[1:]) == sorted(["my last words", *(f"neighbour {number}" for number in range(100))])
+    assert list(tmp_path.glob("reward*.log")) == [log]
+
+
+class Told(Rows):
+    """Rows of which each has something large, or unfit, to tell the reward function."""
+
+    def __init__(self, count: int, told: object) -> None:
+        super().__init__(count)
+        self.told = told
+
+    def reward_inputs(self, problem):
+        return RewardInputs("source", problem.answer, {"key": problem.key, "told": self.told})
+
+
+def test_a_process_that_does_not_read_is_ended_when_the_time_is_over(tmp_path):
+    """A request larger than the pipe's buffer blocked the driver for good."""
+    task, config = Told(2, "x" * 4_000_000), reward_config(tmp_path, ODD, num_workers=1, timeout_s=1.0)
+    with Scorer(task, config) as scorer:
+        assert scorer.outcomes(task.train, ["7", "8"]) == [Score(1.0), Score(0.0)]  # large ones arrive
+        os.kill(scorer.pids[0], signal.SIGSTOP)
+        started_s = time.monotonic()
+        found = scorer.outcomes(task.train, ["7", "7"])
+        assert time.monotonic() - started_s < 8
+        assert isinstance(found[0], Failed)
+        assert found[0].reason == "timeout: its process did not take it within reward.timeout_s (1 s)"
+        assert found[1] == Score(1.0)
+
+
+def test_what_cannot_be_sent_to_a_process_fails_its_row_alone(tmp_path):
+    class Mixed(Told):
+        def reward_inputs(self, problem):
+            return super().reward_inputs(problem) if problem.key == 1 else Rows.reward_inputs(self, problem)
+
+    task = Mixed(3, lambda: None)
+    with Scorer(task, reward_config(tmp_path, ODD)) as scorer:
+        found = scorer.outcomes(task.train, ["7", "7", "8"])
+    assert (found[0], found[2]) == (Score(1.0), Score(0.0))
+    assert isinstance(found[1], Failed)
+    assert found[1].reason.startswith("cannot be asked: what it is told cannot be pickled: ")
 
 
 def test_closing_twice_and_scoring_again_afterwards(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -210,3 +211,11 @@ def test_an_inline_run_imports_no_other_engine_and_no_extra_it_does_not_use(base
     command = [sys.executable, "-c", IMPORTS_NOTHING_HEAVY, str(tmp_path), str(base)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_in_silence(base, tmp_path):
+    config = from_base(tmp_path, base, "trainer.total_steps=1")
+    directory = train(config)
+    shutil.rmtree(directory.checkpoints)
+    with pytest.raises(CheckpointError, match="holds no checkpoint, but step 1 was logged"):
+        train(config, directory)

@@ -10,13 +10,14 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from podium.cli import training
 from podium.config import ModelConfig, RunConfig, resolve
 from podium.errors import ConfigError, RewardError, TaskError
 from podium.models import load_model, load_tokenizer, save_model
 from podium.observability import Spans
 from podium.protocol import DataProto, object_column
 from podium.protocol.jagged import jagged_from_rows
-from podium.tasks import Scorer
+from podium.tasks import Scorer, task_fingerprint
 from podium.trainers import PPOTrainer
 from podium.trainers.preflight import prepare
 from tests.tasks.builders import Rows, reward_file, sums, verl_row, write_rows
@@ -45,6 +46,7 @@ def config_of(tmp_path, data: list, *overrides: str) -> RunConfig:
     ("data", "overrides", "error", "expected"),
     [
         (sums(20), ["trainer.prompts_per_step=18"], ConfigError, "(18) is more than the 16 training problems"),
+        (sums(20), ["warmup.steps=1", "warmup.batch_rows=17"], ConfigError, "(17) is more than the 16 training problems"),
         (sums(20), ["task.max_prompt_tokens=4"], TaskError, "20 of 20 rows do not fit"),
         (sums(20), ["task.chat_template=always"], ConfigError, "the tokenizer of char_llama has no chat template"),
         (sums(20), ["actor.engine.max_tokens_per_micro_batch=10"], ConfigError, "task.max_prompt_tokens with"),
@@ -178,7 +180,9 @@ def test_a_run_on_conversations_with_a_chat_model(tmp_path):
     tokenizer.save_pretrained(folder)
     save_model(load_model(ModelConfig(path="char_llama"), seed=0), str(folder))
     config = config_of(
-        tmp_path, list(map(verl_row, range(30))), f"model={folder}", "warmup.steps=2", "warmup.targets={answer: 1, copy: 1}"
+        tmp_path,
+        list(map(verl_row, range(30))),
+        *(f"model={folder}", "warmup.steps=2", "warmup.batch_rows=8", "warmup.targets={answer: 1, copy: 1}"),
     )
     directory = train(config)
     assert [row["step"] for row in rows(directory)] == [0, 1]
@@ -201,3 +205,19 @@ def test_a_reward_function_over_a_dataset_of_reasoning_gym(tmp_path):
     task = prepare(config)
     with Scorer(task, config.reward) as scorer:
         assert scorer(task.train[:2], [task.train[0].answer, "x"]).values == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("go_on", [lambda run: training.resume(run, dry_run=True), lambda run: training.evaluate(run, None)])
+def test_a_run_does_not_go_on_with_other_problems_than_it_began_with(tmp_path, go_on):
+    """Rows that were trained on would be held out after a change of the file, and the other way round."""
+    config = config_of(tmp_path, sums(30))
+    run = train(config)
+    fingerprint = run.task.read_text()
+    assert json.loads(fingerprint) == {"fingerprint": task_fingerprint(prepare(config))}
+    go_on(run.path)
+    config_of(tmp_path, [*sums(30), {"prompt": "one more", "answer": "1"}])
+    with pytest.raises(ConfigError, match=r"the problems of the task are not those that .* began with"):
+        go_on(run.path)
+    with pytest.raises(ConfigError, match="changed since"):
+        train(config, run)
+    assert run.task.read_text() == fingerprint

@@ -68,7 +68,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Score a trained model on its task's held-out problems, greedy and sampled."""
-    config = read_source(recipe, []) if recipe else None
+    config = read_source(recipe, [], is_trained=False) if recipe else None
     if config is None:
         require_run(run, f"; for a bare model say which task: podium eval {run} --recipe NAME")
     from podium.cli import training
@@ -100,14 +100,14 @@ def explain(source: Annotated[str, typer.Argument(metavar="RECIPE_OR_YAML")], ov
     typer.echo(to_yaml(config))
 
 
-def read_source(source: str, overrides: list[str]) -> RunConfig:
+def read_source(source: str, overrides: list[str], *, is_trained: bool = True) -> RunConfig:
     """The checked config of a recipe's name or a YAML file."""
     from podium.config import check, read_yaml, resolve
     from podium.recipes import recipe
 
     is_file = source.endswith((".yaml", ".yml")) or os.sep in source
     config = resolve(read_yaml(Path(source)) if is_file else recipe(source), overrides)
-    check(config)
+    check(config, is_trained=is_trained)
     return config
 
 

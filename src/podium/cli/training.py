@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from podium.config import ModelConfig, RunConfig, explain
+from podium.config import RunConfig, explain
 from podium.errors import ConfigError
 from podium.observability import Progress
 from podium.tasks import Task
@@ -33,6 +33,7 @@ def resume(path: Path, *, dry_run: bool) -> None:
     """Go on with an existing run."""
     directory, config = RunDirectory.open(path)
     task = prepare(config)
+    directory.check_task(task)
     if dry_run:
         _explain(config, task)
     else:
@@ -41,14 +42,17 @@ def resume(path: Path, *, dry_run: bool) -> None:
 
 def evaluate(path: Path, bare_model_config: RunConfig | None) -> Scores:
     """Held-out scores of a run's model, or of a bare model folder under another config's task."""
+    directory = None
     if bare_model_config is not None:
-        config, model = bare_model_config, ModelConfig(path=str(path), dtype=bare_model_config.model.dtype)
+        config, model = bare_model_config, bare_model_config.model.moved_to(str(path))
     else:
         directory, config = RunDirectory.open(path)
-        model = ModelConfig(path=str(directory.hf), dtype=config.model.dtype)
+        model = config.model.moved_to(str(directory.hf))
         if not directory.hf.is_dir():
             raise ConfigError(f"{path} has no hf/ folder yet: the run did not finish; go on with podium train --resume {path}")
-    task = prepare(config.model_copy(update={"model": model}))
+    task = prepare(config.model_copy(update={"model": model}), is_trained=False)
+    if directory is not None:
+        directory.check_task(task)
     return evaluate_model(config, model, task)
 
 
@@ -68,7 +72,7 @@ def _train(config: RunConfig, directory: RunDirectory, task: Task) -> None:
             run(config, directory, task, progress)
     except KeyboardInterrupt:
         steps = sorted(int(folder.name.removeprefix("step-")) for folder in directory.checkpoints.glob("step-*"))
-        kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "the warm-up had not finished"
+        kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "no step of RL was saved yet"
         console.print(
             f"\ninterrupted; {kept}. Go on with: podium train --resume {directory.path}", highlight=False, soft_wrap=True
         )

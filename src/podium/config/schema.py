@@ -38,6 +38,7 @@ def _checked_pattern(pattern: str) -> str:
 
 
 Positive = Annotated[int, Field(gt=0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Scalar = bool | int | float | str
 Paths = Annotated[tuple[str, ...], BeforeValidator(_paths)]
@@ -55,9 +56,13 @@ class ModelConfig(Settings):
     override_config: dict[str, Scalar] = {}
     """Attributes of the model's config to change, e.g. `{hidden_size: 96}`."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """dtype of the parameters."""
+    """dtype of the parameters. A model that is trained cannot be `bfloat16`: its optimizer would round small updates away."""
     trust_remote_code: bool = False
     """Passed to transformers; runs code that comes with the model."""
+
+    def moved_to(self, path: str) -> ModelConfig:
+        """The same model, loaded the same way, saved at another path: its config there has the overrides in it already."""
+        return self.model_copy(update={"path": path, "override_config": {}})
 
 
 class TaskConfig(Settings):
@@ -93,7 +98,7 @@ class TaskConfig(Settings):
     they are split off the training rows."""
     num_held_out: Positive | None = None
     """Problems read only to report, before and after. null: as for validation, with 256."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the problems: the same seed gives the same three splits."""
 
     @property
@@ -151,9 +156,9 @@ class RewardConfig(Settings):
 class OptimConfig(Settings):
     """AdamW, its schedule and clipping."""
 
-    lr: Annotated[float, Field(gt=0)]
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Peak learning rate."""
-    betas: Annotated[tuple[Fraction, Fraction], BeforeValidator(_tuple)] = (0.9, 0.999)
+    betas: Annotated[tuple[Decay, Decay], BeforeValidator(_tuple)] = (0.9, 0.999)
     """AdamW's betas."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """AdamW's epsilon."""
@@ -186,13 +191,13 @@ class SamplingConfig(Settings):
 
     max_new_tokens: Positive = 256
     """Most tokens of a response, the end-of-sequence token included."""
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """Logits are divided by it; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus: keep the smallest set of tokens whose probability reaches this; 1 is off."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """Keep the k likeliest tokens; 0 is off."""
-    stop: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = ()
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_tuple)] = ()
     """A response ends once its text contains one of these strings (the text stays in the response)."""
     n: Positive = 1
     """Samples per prompt."""
@@ -292,7 +297,8 @@ class TrainerConfig(Settings):
     val_freq: Annotated[int, Field(ge=0)] = 10
     """Validate every so many steps, and before the first and after the last; 0 is never."""
     save_freq: Annotated[int, Field(ge=0)] = 10
-    """Save a checkpoint every so many steps, and after the last; 0 is only after the last."""
+    """Save a checkpoint every so many steps, besides those of step 0 and of the last; 0 is only these two. The warm-up does not
+    ask: it saves every 200 steps and after its last."""
     keep_checkpoints: Positive = 2
     """How many of the newest complete checkpoints stay."""
     samples_per_step: Annotated[int, Field(ge=0)] = 4
@@ -310,14 +316,17 @@ class RunConfig(Settings):
     """First part of the run directory's name."""
     description: str = ""
     """What the recipe shows and how long it takes, for `podium recipes`."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """Root of every random stream of the run."""
     runtime: Literal["auto", "inline", "ray"] = "auto"
     """Where workers live: in this process, or as Ray actors; `auto` is inline for one worker and ray for more."""
     num_workers: Positive = 1
     """Ranks."""
-    threads_per_rank: Annotated[int, Field(ge=0)] = 0
+    threads_per_rank: Annotated[int, Field(ge=0, le=1024)] = 0
     """torch threads of each rank; 0 is the machine's cores divided by the ranks on it."""
+    call_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600.0
+    """Most seconds of any single call of the workers (a step's rollout, its updates, a checkpoint, an evaluation), and of
+    building them; a call that takes longer ends the run. On ray; inline knows no limit."""
     run_root: str = "runs"
     """Folder of the run directories."""
     model: ModelConfig

@@ -32,4 +32,3 @@ def collective_backend(device: torch.device) -> str:
 def rng_devices(device: torch.device) -> list[torch.device]:
     """Devices, besides the CPU, whose random state a forward pass on `device` uses."""
     return [device] if device.type == "cuda" else []
-

@@ -1,5 +1,21 @@
 """Loading causal language models and their tokenizers."""
 
-from podium.models.loading import BUILT_IN, check_model_path, eos_token_ids, load_model, load_tokenizer, save_model
+from podium.models.loading import (
+    BUILT_IN,
+    check_model_path,
+    eos_token_ids,
+    load_model,
+    load_model_config,
+    load_tokenizer,
+    save_model,
+)
 
-__all__ = ["BUILT_IN", "check_model_path", "eos_token_ids", "load_model", "load_tokenizer", "save_model"]
+__all__ = [
+    "BUILT_IN",
+    "check_model_path",
+    "eos_token_ids",
+    "load_model",
+    "load_model_config",
+    "load_tokenizer",
+    "save_model",
+]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -36,21 +37,54 @@ def load_model(config: ModelConfig, *, seed: int) -> PreTrainedModel:
     ConfigError when nothing is found under `path` or an override names no attribute of the model's config.
     """
     dtype: torch.dtype = getattr(torch, config.dtype)
+    model_config = load_model_config(config)
     if config.path in BUILT_IN:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            fresh: PreTrainedModel = AutoModelForCausalLM.from_config(
-                _overridden(BUILT_IN[config.path][0](), config), dtype=dtype
-            )
+            fresh: PreTrainedModel = AutoModelForCausalLM.from_config(model_config, dtype=dtype)
             return fresh
-    model_config = _overridden(
-        _found(config, lambda: AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)), config
-    )
     with _no_progress_bars():
-        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            config.path, config=model_config, dtype=dtype, trust_remote_code=config.trust_remote_code
+        try:
+            found: Any = AutoModelForCausalLM.from_pretrained(
+                config.path,
+                config=model_config,
+                dtype=dtype,
+                trust_remote_code=config.trust_remote_code,
+                output_loading_info=True,
+            )
+        except (OSError, RuntimeError, ValueError, SafetensorError) as exc:
+            raise ConfigError(f"model.path: the weights at {config.path} cannot be loaded: {exc}") from exc
+    model: PreTrainedModel = found[0]
+    if missing := sorted(found[1]["missing_keys"]):
+        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise ConfigError(f"model.path: {config.path} lacks {len(missing)} weights, which would be random: {shown}")
+    _check_causal(model, config.path)
+    return model
+
+
+def _check_causal(model: PreTrainedModel, path: str) -> None:
+    """ConfigError for a model whose logits change with later tokens, as those of an encoder do; tried on three tokens."""
+    ids = torch.tensor([[1, 2, 3], [1, 2, 4]]) % model.config.get_text_config().vocab_size
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        first, second = model(input_ids=ids, use_cache=False).logits[:, :2].float()
+    model.train(was_training)
+    if float((first - second).abs().max()) > 1e-6 * float(first.abs().max()):
+        raise ConfigError(
+            f"model.path: {type(model).__name__} at {path} looks ahead: what it says of a token changes with later ones. Take a "
+            "causal language model"
         )
-        return loaded
+
+
+def load_model_config(config: ModelConfig) -> PreTrainedConfig:
+    """The model's own config with the overrides in it; reads no weights. ConfigError as for `load_model`."""
+    if config.path in BUILT_IN:
+        return _overridden(BUILT_IN[config.path][0](), config)
+    found: PreTrainedConfig = _found(
+        config, lambda: AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    )
+    return _overridden(found, config)
 
 
 def save_model(model: PreTrainedModel, path: str, weights: dict[str, Tensor] | None = None) -> None:

@@ -6,7 +6,15 @@ Nothing is configured on import; warnings go to the standard loggers under `podi
 from podium.observability.curve import draw_curve
 from podium.observability.jsonl import read_rows
 from podium.observability.metrics import Last, Max, Mean, Metric, Metrics, Min, Sum
-from podium.observability.names import RESPONSE_LENGTH, REWARD, THROUGHPUT, TIMING_PREFIX, VALIDATION_SCORE, WARMUP_LOSS
+from podium.observability.names import (
+    RESPONSE_LENGTH,
+    REWARD,
+    THROUGHPUT,
+    TIMING_PREFIX,
+    TOKENS_PER_S,
+    VALIDATION_SCORE,
+    WARMUP_LOSS,
+)
 from podium.observability.progress import Progress
 from podium.observability.recorder import METRICS_FILE, SAMPLES_FILE, Recorder, Sample
 from podium.observability.spans import SpanListener, Spans
@@ -19,6 +27,7 @@ __all__ = [
     "SAMPLES_FILE",
     "THROUGHPUT",
     "TIMING_PREFIX",
+    "TOKENS_PER_S",
     "VALIDATION_SCORE",
     "WARMUP_LOSS",
     "Last",

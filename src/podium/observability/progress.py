@@ -18,13 +18,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from podium.observability.names import REWARD, THROUGHPUT, TIMING_PREFIX, VALIDATION_SCORE, WARMUP_LOSS
+from podium.observability.names import REWARD, TIMING_PREFIX, TOKENS_PER_S, VALIDATION_SCORE, WARMUP_LOSS
 
 SHOWN: Final[Mapping[str, tuple[str, str]]] = {
     "reward": (REWARD, ".3f"),
     "validation": (VALIDATION_SCORE, ".3f"),
     "loss": (WARMUP_LOSS, ".4f"),
-    "tokens/s": (THROUGHPUT, ",.0f"),
+    "tokens/s": (TOKENS_PER_S, ",.0f"),
 }
 """Label -> (metric, number format), in the order shown; a metric that was not reported yet is not shown."""
 

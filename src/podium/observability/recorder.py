@@ -56,6 +56,11 @@ class Recorder:
         self._last_step = last_step(self._metrics.path)
         self._trackers = [Isolated(tracker) for tracker in (*own, *trackers)]
 
+    @property
+    def last_step(self) -> int | None:
+        """The step of the last row, also of one written before this recorder was opened; None without rows."""
+        return self._last_step
+
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the row of a step: `step`, then the metrics as given; non-finite values as null.
 

@@ -1,7 +1,7 @@
 """What is asked, how an answer is scored, and which problems may be learned from."""
 
 from podium.config import TaskConfig
-from podium.tasks.base import Message, Problem, Prompt, RewardInputs, Split, Task, check_disjoint
+from podium.tasks.base import Message, Problem, Prompt, RewardInputs, Split, Task, check_disjoint, task_fingerprint
 from podium.tasks.files import CountTokens, FileTask
 from podium.tasks.outcomes import Failed, Outcome, Score
 from podium.tasks.reasoning_gym import ReasoningGymTask
@@ -25,6 +25,7 @@ __all__ = [
     "check_disjoint",
     "check_reward",
     "draw_targets",
+    "task_fingerprint",
 ]
 
 

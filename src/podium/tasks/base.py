@@ -6,14 +6,17 @@ own rows do not allow that, different prompts. Validation may steer a run; held-
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from pydantic import JsonValue
 
 from podium.errors import TaskError
+from podium.tasks.reward_process import FunctionSpec
 
 Split = Literal["train", "validation", "held_out"]
 
@@ -70,6 +73,8 @@ class Task(ABC):
     held_out: Sequence[Problem]
     disjoint_by: Literal["answer", "prompt"] = "answer"
     """In what the problems of two splits differ for certain."""
+    isolated_verifier: FunctionSpec | None = None
+    """The function of the verifier for processes of their own; None where `verify` is quick and only compares text."""
 
     def split(self, name: Split) -> Sequence[Problem]:
         """The problems of a split by its name."""
@@ -83,6 +88,10 @@ class Task(ABC):
     @abstractmethod
     def reward_inputs(self, problem: Problem) -> RewardInputs:
         """What a reward function gets. Stays out of `Problem`, which travels with every row."""
+
+    def verifier_inputs(self, problem: Problem) -> RewardInputs:
+        """What the `isolated_verifier` gets; must be picklable."""
+        return self.reward_inputs(problem)
 
 
 def normalised(answer: str) -> str:
@@ -106,3 +115,17 @@ def check_disjoint(task: Task) -> None:
         for value in values & seen.keys():
             raise TaskError(f"the {task.disjoint_by} {value!r} is in both the {seen[value]} and the {name} split")
         seen |= dict.fromkeys(values, name)
+
+
+def task_fingerprint(task: Task) -> str:
+    """A sha256 in hex over the problems of each split in order: uids, prompts, answers. Two tasks with the same one ask the same.
+
+    Where rows move from one split to another it changes too: a run that goes on with a task of another fingerprint may be
+    asked in its held-out split what it was trained on.
+    """
+    digest = hashlib.sha256()
+    for name in get_args(Split):
+        for problem in task.split(name):
+            row = json.dumps([name, problem.uid, problem.prompt, problem.answer])
+            digest.update(f"{row}\n".encode())
+    return digest.hexdigest()

@@ -6,10 +6,15 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from pydantic import JsonValue
+
 from podium.config import TaskConfig
 from podium.errors import MissingExtraError, TaskError, nearest
 from podium.tasks.base import Problem, RewardInputs, Split, Task, normalised
+from podium.tasks.reward_process import FunctionSpec
 
+VERIFIER_MODULE = "podium.tasks.library_verifier"
+"""Named, not imported: it belongs into a process of the pool."""
 BLOCK = 4096
 """Problems drawn at a time."""
 SEED_STRIDE = 100_000_000
@@ -18,7 +23,8 @@ MAX_DRAWS_PER_PROBLEM = 200
 """Draws per wanted problem, after which the dataset is taken to have no more distinct answers."""
 SOLVED = 1.0
 """The score of a right answer, compared exactly: partial credit adds up to 0.9999999999999998 for some wrong ones."""
-
+VERIFIED_IN_THE_DRIVER = frozenset({"spell_backward", "word_sorting", "palindrome_generation", "chain_sum", "caesar_cipher"})
+"""Datasets whose `score_answer` was read and only compares text: in a time that grows with its length, without evaluating any."""
 
 SIZES: dict[Split, int] = {"train": 4096, "validation": 128, "held_out": 256}
 """Problems of the splits unless the config says how many."""
@@ -33,6 +39,8 @@ class ReasoningGymTask(Task):
         self._config, self._name = config, config.name
         self._library = _library()
         self._verifier = self._dataset(seed=0, size=1)
+        if config.name not in VERIFIED_IN_THE_DRIVER:
+            self.isolated_verifier = library_verifier(config)
         self._entries: list[dict[str, Any]] = []
         self._questions: set[str] = set()
         self._answers: dict[str, str] = {}
@@ -45,12 +53,19 @@ class ReasoningGymTask(Task):
         self.train = self._draw("train", 2, config.num_train or SIZES["train"])
 
     def verify(self, problem: Problem, response: str) -> float:
-        """1.0 when the library scores the stripped response as a full solution, else 0.0."""
-        return float(self._verifier.score_answer(answer=response.strip(), entry=self._entries[problem.key]) == SOLVED)
+        """1.0 when the library scores the stripped response as a full solution, else 0.0.
+
+        Without limits, and some of its verifiers evaluate the response: a `Scorer` calls `isolated_verifier` where there is one.
+        """
+        return is_solved(self._verifier, response, self._entries[problem.key])
 
     def reward_inputs(self, problem: Problem) -> RewardInputs:
         """The dataset's name, the answer, and the library's metadata of the entry."""
         return RewardInputs(self._name, problem.answer, self._entries[problem.key]["metadata"])
+
+    def verifier_inputs(self, problem: Problem) -> RewardInputs:
+        """As `reward_inputs`, but with the library's whole entry, as its verifiers take it."""
+        return RewardInputs(self._name, problem.answer, {"entry": self._entries[problem.key]})
 
     def _draw(self, split: str, number: int, wanted: int) -> tuple[Problem, ...]:
         """`wanted` new questions, none with an answer of an earlier split."""
@@ -90,6 +105,17 @@ class ReasoningGymTask(Task):
                 raise TaskError(f"task.prompt_pattern {self._config.prompt_pattern!r} finds nothing in {question!r}")
             question = " ".join(group for group in found.groups() if group is not None)
         return self._examples + question if self._config.few_shot else question + "\n"
+
+
+def library_verifier(config: TaskConfig) -> FunctionSpec:
+    """The library's verifier of a dataset for processes of their own, each of which builds the dataset once."""
+    kwargs: dict[str, JsonValue] = {"name": config.name, "params": {**config.params}}
+    return FunctionSpec(f"{VERIFIER_MODULE}.verify", kwargs, prepare="prepare")
+
+
+def is_solved(dataset: Any, response: str, entry: dict[str, Any]) -> float:
+    """1.0 when the dataset scores the stripped response as a full solution of the entry, else 0.0."""
+    return float(dataset.score_answer(answer=response.strip(), entry=entry) == SOLVED)
 
 
 def known_names() -> Collection[str]:

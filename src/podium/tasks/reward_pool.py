@@ -11,7 +11,11 @@ import contextlib
 import json
 import logging
 import os
+import pickle
+import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -19,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import IO, Self
 
@@ -34,23 +39,28 @@ ABORT_S = 0.5
 """Seconds that a stuck process gets to say where it is."""
 LOG_TAIL_BYTES = 2000
 """How much of what a process wrote is told when it died."""
+MAX_SHORT_FRAME = 2**31 - 1
+"""Bytes of a message whose length stands in four of them."""
 BOOTSTRAP = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from podium.tasks.reward_process import main; main()"
 """What a fresh interpreter runs: the driver's import path first, for a checkout that is not installed."""
 
 
 class _Process:
-    """One process and, while it scores, the row it is at. Its output goes to a file, never to the driver's terminal."""
+    """One process and, while it scores, the row it is at.
+
+    Its output goes to a file of its own, never to the driver's terminal, and is appended to the log at its end: so what it wrote
+    last is no neighbour's.
+    """
 
     def __init__(self, spec: FunctionSpec, log: Path | None) -> None:
         self.connection, theirs = Pipe()
         lifeline, self._lifeline = os.pipe()
-        self._log: IO[bytes] = log.open("ab+") if log else tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes
-        self._log_start = self._log.seek(0, os.SEEK_END)
+        self._log, self._output = log, _output_file(log)
         command = [sys.executable, "-P", "-u", "-c", BOOTSTRAP, str(theirs.fileno()), str(lifeline), json.dumps(sys.path)]
         self._popen = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=self._log,
+            stdout=self._output,
             stderr=subprocess.STDOUT,
             pass_fds=(theirs.fileno(), lifeline),
             start_new_session=True,  # Ctrl-C is the driver's to handle, and killing takes grandchildren along
@@ -59,8 +69,8 @@ class _Process:
         os.close(lifeline)
         self.is_ready, self.row = False, -1
         self.deadline_s = time.monotonic() + START_LIMIT_S
-        with contextlib.suppress(OSError):  # it died at once; the wait will tell
-            self.connection.send(spec)
+        with contextlib.suppress(OSError):  # it died at once, or does not listen; the wait will tell
+            _send(self.connection, _framed(spec), START_LIMIT_S)
 
     @property
     def pid(self) -> int:
@@ -74,20 +84,20 @@ class _Process:
     def is_alive(self) -> bool:
         return self._popen.poll() is None
 
-    def give(self, row: int, request: Request, limit_s: float) -> None:
-        """Start on a row. OSError when the process is gone."""
-        self.connection.send(request)
+    def give(self, row: int, frame: bytes, limit_s: float) -> None:
+        """Start on a row. TimeoutError when the process does not take it within the limit, another OSError when it is gone."""
+        _send(self.connection, frame, limit_s)
         self.row, self.deadline_s = row, time.monotonic() + limit_s
 
     def abort(self) -> str:
         """End a process that is stuck: where it was, by the traceback that it dumps on SIGABRT even from within a C loop."""
-        start = self._log.seek(0, os.SEEK_END)
+        start = self._output.seek(0, os.SEEK_END)
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.kill(self.pid, signal.SIGABRT)
             self._popen.wait(timeout=ABORT_S)
         return self.end(said_since=start)
 
-    def end(self, said_since: int | None = None) -> str:
+    def end(self, said_since: int = 0) -> str:
         """Kill the process and what it started, and wait until it is gone; the last that it wrote."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -96,11 +106,19 @@ class _Process:
         with contextlib.suppress(OSError):
             os.close(self._lifeline)
         self._lifeline = -1
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(self._log_start if said_since is None else said_since, size - LOG_TAIL_BYTES))
-        tail = self._log.read().decode("utf-8", "replace").strip()
-        self._log.close()
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(said_since, size - LOG_TAIL_BYTES))
+        tail = self._output.read().decode("utf-8", "replace").strip()
+        self._keep_output()
         return tail
+
+    def _keep_output(self) -> None:
+        if self._log is not None:
+            self._output.seek(0)
+            with self._log.open("ab") as log:
+                shutil.copyfileobj(self._output, log)
+            Path(self._output.name).unlink(missing_ok=True)
+        self._output.close()
 
     def exit_code(self) -> int | None:
         """The exit code of a process that closed its pipe; None when it lives on for half a second all the same."""
@@ -116,7 +134,7 @@ class RewardPool:
     """
 
     def __init__(self, spec: FunctionSpec, *, num_workers: int, timeout_s: float, log: Path | None = None) -> None:
-        """`log` takes what the processes print; without one, it is kept only to be told when a process dies."""
+        """`log` takes what each process printed, when it ends; without one, that is kept only to be told when a process dies."""
         self._spec, self._num_workers, self._timeout_s, self._log = spec, num_workers, timeout_s, log
         self._processes: list[_Process] = []
         self._num_idle_deaths = 0
@@ -158,7 +176,7 @@ class RewardPool:
         waiting = deque(range(len(requests)))
         try:
             while waiting or any(process.row >= 0 for process in self._processes):
-                self._hand_out(requests, waiting)
+                self._hand_out(requests, waiting, outcomes)
                 self._step(outcomes, waiting)
         except BaseException as exc:
             self.close()  # what the processes are at belongs to a call that is over
@@ -174,14 +192,21 @@ class RewardPool:
 
     # -- one turn of the loop -----------------------------------------------------------------------------------------
 
-    def _hand_out(self, requests: Sequence[Request], waiting: deque[int]) -> None:
-        for process in self._processes:
+    def _hand_out(self, requests: Sequence[Request], waiting: deque[int], outcomes: list[Outcome | None]) -> None:
+        for process in list(self._processes):
             if waiting and process.is_idle and process.is_alive:
                 row = waiting.popleft()
                 try:
-                    process.give(row, requests[row], self._timeout_s)
+                    process.give(row, _framed(requests[row]), self._timeout_s)
+                except TimeoutError:
+                    self._processes.remove(process)
+                    reason = f"timeout: its process did not take it within reward.timeout_s ({self._timeout_s:g} s)"
+                    outcomes[row] = Failed(reason, process.abort())
+                    self.start()
                 except OSError:  # died while it was idle: the row has not begun
                     waiting.appendleft(row)
+                except (pickle.PicklingError, TypeError, AttributeError) as exc:
+                    outcomes[row] = Failed(f"cannot be asked: what it is told cannot be pickled: {exc}")
 
     def _step(self, outcomes: list[Outcome | None], waiting: deque[int] | list[int]) -> None:
         """Wait for replies, ends and deadlines, and take them in."""
@@ -238,6 +263,32 @@ class RewardPool:
             raise ConfigError(f"reward.function: importing {self._spec.name} took over {START_LIMIT_S:g} s\n{tail}".rstrip())
         outcomes[process.row] = Failed(f"timeout: took longer than reward.timeout_s ({self._timeout_s:g} s)", tail)
         self.start()
+
+
+def _output_file(log: Path | None) -> IO[bytes]:
+    """A file for what one process writes: beside the log, to be read while it lives, or without one nameless."""
+    if log is None:
+        return tempfile.TemporaryFile()
+    return tempfile.NamedTemporaryFile(prefix=f"{log.stem}-", suffix=log.suffix, dir=log.parent, delete=False)
+
+
+def _framed(message: Request | FunctionSpec) -> bytes:
+    """The message as `Connection.send` writes it."""
+    body = bytes(ForkingPickler.dumps(message))
+    return struct.pack("!i", len(body)) + body if len(body) <= MAX_SHORT_FRAME else struct.pack("!iQ", -1, len(body)) + body
+
+
+def _send(connection: Connection, frame: bytes, limit_s: float) -> None:
+    """`Connection.send` with a limit: a process that does not read blocks it once the pipe's buffer is full.
+
+    Raises TimeoutError; then part of the frame may be sent, and the process is of no more use.
+    """
+    with socket.socket(fileno=os.dup(connection.fileno())) as channel:
+        channel.settimeout(limit_s)
+        try:
+            channel.sendall(frame)
+        finally:
+            channel.settimeout(None)  # the mode belongs to the pipe's end, not to this copy of it
 
 
 def _told(exit_code: int) -> str:

@@ -1,7 +1,8 @@
 """A process that scores: loads the user's reward function once, then answers one request after another until its driver is gone.
 
 Runs as a fresh interpreter that knows nothing of the driver's `__main__`; imports neither torch nor transformers itself. It talks
-through two inherited file descriptors: requests and replies, and a lifeline whose other end only the driver holds.
+through two inherited file descriptors: requests and replies, and a lifeline whose other end only the driver holds. A guardian
+waits on the lifeline; it is a process and no thread, for a thread waits for the GIL, which a stuck C loop does not let go.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import importlib.util
 import inspect
 import os
 import resource
+import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,10 +39,12 @@ RewardFunction: TypeAlias = Callable[..., object]
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """`reward.function` and `reward.kwargs`."""
+    """`reward.function` and `reward.kwargs`, or the like for a task's own verifier."""
 
     name: str
     kwargs: Mapping[str, JsonValue]
+    prepare: str | None = None
+    """A function beside it that is called once with the kwargs, before the first response and outside its time limit."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def main() -> None:
     connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
     faulthandler.enable(all_threads=False)  # a crash, or the abort of a response that takes too long, tells its Python line
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.Thread(target=_die_with_the_driver, args=(lifeline,), daemon=True).start()
+    _start_guardian(connection, lifeline)
+    loop = asyncio.new_event_loop()
     spec: FunctionSpec = connection.recv()
     try:
         function = load_function(spec)
@@ -82,7 +86,6 @@ def main() -> None:
         connection.send(Unusable(str(exc)))
         return
     connection.send(Ready())
-    loop = asyncio.new_event_loop()
     while True:
         try:
             request: Request = connection.recv()
@@ -110,6 +113,8 @@ def load_function(spec: FunctionSpec) -> RewardFunction:
     if not callable(function):
         raise ConfigError(f"reward.function: {name} in {module_name} is {function!r}, not a function")
     _check_signature(function, spec)
+    if spec.prepare is not None:
+        getattr(module, spec.prepare)(**spec.kwargs)
     loaded: RewardFunction = function
     return loaded
 
@@ -130,7 +135,8 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _module_of_name(name: str) -> ModuleType:
-    sys.path.insert(0, str(Path.cwd()))
+    if not name.startswith("podium."):  # a file beside the run must not stand in for a module that our own imports
+        sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
@@ -192,7 +198,20 @@ def _is_ours(filename: str) -> bool:
     return filename == __file__ or filename.startswith(("<frozen importlib", str(Path(importlib.__file__).parent)))
 
 
-def _die_with_the_driver(lifeline: int) -> None:
-    """End this process when the driver is gone, however it went and whatever the reward function is doing."""
-    os.read(lifeline, 1)
-    os._exit(1)
+def _start_guardian(connection: Connection, lifeline: int) -> None:
+    """A process that ends this process group, and itself with it, when the driver is gone, whatever the reward function is doing.
+
+    What the function started goes along. (PR_SET_PDEATHSIG would end one process alone, and also when only the driver's thread
+    that started it ends.) When the driver ends the group, so does the guardian. Forked twice, so that it is no child that a
+    reward function's `os.wait` could meet.
+    """
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        os.close(lifeline)
+        return
+    if os.fork() == 0:
+        connection.close()  # else the driver could not tell by it that this process has ended
+        os.read(lifeline, 1)
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)

@@ -7,6 +7,7 @@ data only: no code of theirs runs and nothing is unpickled.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,7 @@ def _row(path: str, number: int, entry: object, *, needs_text_answer: bool) -> R
     if not isinstance(entry, dict):
         raise DataError(f"a row is a JSON object, got {_shown(entry)}")
     values = {key: value for key, value in entry.items() if value is not None}
+    _check_text(values)
     ground_truth = _ground_truth(values)
     if needs_text_answer and isinstance(ground_truth, dict | list):
         raise DataError(
@@ -105,6 +107,16 @@ def _row(path: str, number: int, entry: object, *, needs_text_answer: bool) -> R
     return Row(path, number, _prompt(values), data_source, ground_truth, extra_info)
 
 
+def _check_text(values: dict[str, Any]) -> None:
+    """JSON can spell half of a surrogate pair, which is no text: no tokenizer and no file would take it."""
+    try:
+        json.dumps(values, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as exc:
+        raise DataError(
+            f"the row holds half of a surrogate pair, {exc.object[exc.start : exc.end]!r}, which is no text"
+        ) from None
+
+
 def _ground_truth(values: dict[str, Any]) -> JsonValue:
     if "reward_model" in values:
         reward_model = values["reward_model"]
@@ -117,6 +129,8 @@ def _ground_truth(values: dict[str, Any]) -> JsonValue:
         raise DataError(f"no ground truth: a row needs answer, or reward_model.ground_truth; it has {_keys(values)}")
     if ground_truth is None or (isinstance(ground_truth, str) and not ground_truth.strip()):
         raise DataError(f"the ground truth ({name}) is missing or empty")
+    if isinstance(ground_truth, float) and not math.isfinite(ground_truth):
+        raise DataError(f"the ground truth ({name}) is {ground_truth}")
     answer: JsonValue = ground_truth
     return answer
 

@@ -1,7 +1,7 @@
 """Scoring the responses of a batch: every row comes to a `Score` or `Failed`, and one policy says what a failure means.
 
-A user's reward function runs in a `RewardPool`; a task's own verifier is fast and pure and runs in the driver. Both take the same
-path afterwards. A failed row is NaN, never zero, unless the policy says which value it has.
+A user's reward function runs in a `RewardPool`, and so does a task's own verifier unless it is quick and only compares text. All
+take the same path afterwards. A failed row is NaN, never zero, unless the policy says which value it has.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ class Rewards:
 
 
 class Scorer:
-    """Scores rows of a task by a config's reward. A context manager: it owns the processes of the reward function."""
+    """Scores rows of a task by a config's reward. A context manager: it owns the processes that score."""
 
     def __init__(self, task: Task, config: RewardConfig, *, log: Path | None = None) -> None:
-        """`log` takes what a reward function prints."""
+        """`log` takes what a reward function or a verifier prints."""
         self._task, self._config = task, config
-        self._pool = None if config.function is None else build_pool(config, log=log)
+        spec, self._inputs = task.isolated_verifier, task.verifier_inputs
+        if config.function is not None:
+            spec, self._inputs = FunctionSpec(config.function, config.kwargs), task.reward_inputs
+        self._pool = build_pool(spec, config, log=log) if spec else None
 
     def __enter__(self) -> Self:
         if self._pool:
@@ -61,7 +64,7 @@ class Scorer:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that score; none for a task's own verifier."""
+        """The processes that score; none where the task's own verifier runs in the driver."""
         return self._pool.pids if self._pool else []
 
     def __call__(self, problems: Sequence[Problem], responses: Sequence[str]) -> Rewards:
@@ -79,26 +82,25 @@ class Scorer:
         """What scoring each row comes to, before any policy."""
         if self._pool is None:
             return [_verified(self._task, *row) for row in zip(problems, responses, strict=True)]
-        return self._pool.score([_request(self._task, *row) for row in zip(problems, responses, strict=True)])
+        return self._pool.score([self._request(*row) for row in zip(problems, responses, strict=True)])
+
+    def _request(self, problem: Problem, response: str) -> Request:
+        inputs = self._inputs(problem)
+        return Request(inputs.data_source, response, inputs.ground_truth, inputs.extra_info)
 
 
-def build_pool(config: RewardConfig, *, num_workers: int | None = None, log: Path | None = None) -> RewardPool:
-    """The pool for a config's reward function; nothing is started yet."""
-    assert config.function is not None
-    spec = FunctionSpec(config.function, config.kwargs)
+def build_pool(
+    spec: FunctionSpec, config: RewardConfig, *, num_workers: int | None = None, log: Path | None = None
+) -> RewardPool:
+    """A pool for a function under a config's limits; nothing is started yet."""
     return RewardPool(spec, num_workers=num_workers or config.num_workers, timeout_s=config.timeout_s, log=log)
 
 
 def check_reward(config: RewardConfig) -> None:
     """Import the reward function in a process of its own and look at its signature. ConfigError says what is wrong with it."""
     if config.function is not None:
-        with build_pool(config, num_workers=1) as pool:
+        with build_pool(FunctionSpec(config.function, config.kwargs), config, num_workers=1) as pool:
             pool.wait_until_ready()
-
-
-def _request(task: Task, problem: Problem, response: str) -> Request:
-    inputs = task.reward_inputs(problem)
-    return Request(inputs.data_source, response, inputs.ground_truth, inputs.extra_info)
 
 
 def _verified(task: Task, problem: Problem, response: str) -> Outcome:
@@ -137,7 +139,9 @@ def _row(row: int, outcomes: Sequence[Outcome], problems: Sequence[Problem], res
     outcome = outcomes[row]
     assert isinstance(outcome, Failed)
     where = f"row {row} (uid {problems[row].uid}, response {_shown(responses[row])}, answer {_shown(problems[row].answer)})"
-    return f"the reward {outcome.reason} on {where}" + (f"\n{outcome.traceback}" if outcome.traceback else "")
+    return f"the reward {outcome.reason.removeprefix('the reward ')} on {where}" + (
+        f"\n{outcome.traceback}" if outcome.traceback else ""
+    )
 
 
 def _shown(text: str) -> str:

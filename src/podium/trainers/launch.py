@@ -26,13 +26,18 @@ WARMUP_SAVE_FREQ = 200
 
 
 def run(config: RunConfig, directory: RunDirectory, task: Task, progress: Progress) -> None:
-    """Do a run, or what is left of one, in its directory: afterwards `hf/` holds the model and `report.json` the scores."""
-    tokenizer = load_tokenizer(config.model)
-    if config.warmup.steps and not is_complete_model(directory.warmup.hf):
-        warm_up(config, directory.warmup, task, tokenizer, progress)
-    reinforce(config, directory, task, tokenizer, progress)
-    if config.trainer.curve:
-        draw_curve(directory.path)
+    """Do a run, or what is left of one, in its directory: afterwards `hf/` holds the model and `report.json` the scores.
+
+    ConfigError when another process is at it, or when the task is not the one that the run began with.
+    """
+    with directory.locked():
+        directory.pin_task(task)
+        tokenizer = load_tokenizer(config.model)
+        if config.warmup.steps and not is_complete_model(directory.warmup.hf):
+            warm_up(config, directory.warmup, task, tokenizer, progress)
+        reinforce(config, directory, task, tokenizer, progress)
+        if config.trainer.curve:
+            draw_curve(directory.path)
 
 
 def warm_up(
@@ -42,7 +47,12 @@ def warm_up(
     directory.path.mkdir(exist_ok=True)
     spec = TrainingSpec(config.model, EngineConfig(), config.warmup.optim, config.warmup.steps, config.seed)
     session = Session(
-        directory, progress, save_freq=WARMUP_SAVE_FREQ, keep=config.trainer.keep_checkpoints, total_steps=config.warmup.steps
+        directory,
+        progress,
+        num_ranks=config.num_workers,
+        save_freq=WARMUP_SAVE_FREQ,
+        keep=config.trainer.keep_checkpoints,
+        total_steps=config.warmup.steps,
     )
     with session, _group(config, Init(TrainingWorker, spec), "warmup") as group:
         SFTTrainer(config, group, task, tokenizer, session).fit()
@@ -57,6 +67,7 @@ def reinforce(
     session = Session(
         directory,
         progress,
+        num_ranks=config.num_workers,
         save_freq=trainer.save_freq,
         keep=trainer.keep_checkpoints,
         total_steps=trainer.total_steps,
@@ -109,15 +120,19 @@ def policy_spec(config: RunConfig, model: ModelConfig) -> PolicySpec:
 
 def _ref_model(config: RunConfig) -> ModelConfig | None:
     """The reference model if it is not the one that RL starts from; loaded like that one."""
-    if config.ref.model is None:
-        return None
-    return ModelConfig(path=config.ref.model, dtype=config.model.dtype, trust_remote_code=config.model.trust_remote_code)
+    return None if config.ref.model is None else config.model.moved_to(config.ref.model)
 
 
 def _start_model(config: RunConfig, directory: RunDirectory) -> ModelConfig:
-    return ModelConfig(path=str(directory.warmup.hf), dtype=config.model.dtype) if config.warmup.steps else config.model
+    return config.model.moved_to(str(directory.warmup.hf)) if config.warmup.steps else config.model
 
 
 def _group(config: RunConfig, init: Init[W], name: str) -> WorkerGroup[W]:
-    pool = ResourcePool([config.num_workers])
-    return WorkerGroup(pool, init, runtime=config.runtime_name, name=name, threads_per_rank=config.threads_per_rank)
+    return WorkerGroup(
+        ResourcePool([config.num_workers]),
+        init,
+        runtime=config.runtime_name,
+        name=name,
+        threads_per_rank=config.threads_per_rank,
+        call_timeout_s=None if config.runtime_name == "inline" else config.call_timeout_s,
+    )

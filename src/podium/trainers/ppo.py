@@ -133,7 +133,7 @@ class PPOTrainer:
 
     def begin(self) -> int:
         """Take up the run: the step that is done. A fresh run is validated and saved as step 0."""
-        done = self.session.begin("rl", self.policy.load_checkpoint)
+        done = self.session.begin("rl", self.policy.load_checkpoint, saves_step_zero=True)
         self.sync()
         if done is None:
             self.report_held_out("before", step=0)

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from podium.config import ModelConfig, RunConfig, check
+from transformers import PreTrainedConfig
+
+from podium.config import RunConfig, check
 from podium.datasets import prompt_tokens
 from podium.errors import ConfigError, MissingExtraError
-from podium.models import check_model_path, load_tokenizer
+from podium.models import check_model_path, load_model_config, load_tokenizer
 from podium.tasks import Prompt, Task, build_task, check_disjoint, check_reward
 
 
-def prepare(config: RunConfig) -> Task:
-    """The run's task, once everything that can be known has been checked.
+def prepare(config: RunConfig, *, is_trained: bool = True) -> Task:
+    """The run's task, once everything that can be known has been checked; `is_trained` is False for a model that is only tried.
 
     ConfigError, MissingExtraError or TaskError say what to change; nothing was written or started then.
     """
-    check(config)
+    check(config, is_trained=is_trained)
     check_model_path(config.model)
-    _check_reference(config)
+    model_config = load_model_config(config.model).get_text_config()
     _check_extras(config)
+    _check_reference(config, model_config)
     lengths = _PromptLengths(config)
+    _check_vocabulary(config, model_config)
     task = build_task(config.task, exact_match=config.reward.function is None, count_tokens=lengths)
     check_disjoint(task)
     _check_sizes(config, task)
-    _check_lengths(config, task, lengths)
+    _check_lengths(config, task, lengths, model_config)
     check_reward(config.reward)
     return task
 
@@ -52,15 +56,37 @@ def _check_sizes(config: RunConfig, task: Task) -> None:
             f"trainer.prompts_per_step ({config.trainer.prompts_per_step}) is more than the {len(task.train)} training problems: "
             "a step would hold a prompt twice"
         )
+    if config.warmup.steps and config.warmup.batch_rows > len(task.train):
+        raise ConfigError(
+            f"warmup.batch_rows ({config.warmup.batch_rows}) is more than the {len(task.train)} training problems: a batch would "
+            f"hold a problem twice; use warmup.batch_rows={len(task.train)} or less"
+        )
 
 
-def _check_reference(config: RunConfig) -> None:
+def _check_vocabulary(config: RunConfig, model_config: PreTrainedConfig) -> None:
+    num_tokens = len(load_tokenizer(config.model))
+    if num_tokens > model_config.vocab_size:
+        raise ConfigError(
+            f"model.path: the tokenizer of {config.model.path} knows {num_tokens} tokens, its model {model_config.vocab_size}: "
+            "they do not belong together"
+        )
+
+
+def _check_reference(config: RunConfig, policy: PreTrainedConfig) -> None:
+    """The reference reads the policy's token ids, so that both have to mean the same by them."""
     if config.ref.model is None:
         return
+    model = config.model.moved_to(config.ref.model)
     try:
-        check_model_path(ModelConfig(path=config.ref.model))
+        check_model_path(model)
+        reference = load_model_config(model).get_text_config()
     except ConfigError as exc:
         raise ConfigError(str(exc).replace("model.path", "ref.model", 1)) from exc
+    if reference.vocab_size != policy.vocab_size:
+        raise ConfigError(
+            f"ref.model: {config.ref.model} has a vocabulary of {reference.vocab_size} tokens and the policy {config.model.path} "
+            f"one of {policy.vocab_size}; the reference must read the policy's tokens: use a model of the same family"
+        )
 
 
 def _check_extras(config: RunConfig) -> None:
@@ -78,13 +104,18 @@ def _check_extras(config: RunConfig) -> None:
             raise MissingExtraError(package.replace("_", "-"), extra, needed_for)
 
 
-def _check_lengths(config: RunConfig, task: Task, lengths: _PromptLengths) -> None:
+def _check_lengths(config: RunConfig, task: Task, lengths: _PromptLengths, model_config: PreTrainedConfig) -> None:
     problems = [*task.train, *task.validation, *task.held_out]
     longest, uid = max((lengths(problem.prompt), problem.uid) for problem in problems)
     new, budget = config.rollout.sampling.max_new_tokens, config.actor.engine.max_tokens_per_micro_batch
-    if longest + new > budget:
-        raise ConfigError(
-            f"the longest prompt ({uid}) has {longest} tokens; {longest} + rollout.sampling.max_new_tokens ({new}) = "
-            f"{longest + new} exceeds actor.engine.max_tokens_per_micro_batch ({budget})"
-            + ("; task.max_prompt_tokens with task.bad_rows=drop leaves long prompts out" if config.task.has_files else "")
-        )
+    positions: int | None = getattr(model_config, "max_position_embeddings", None)
+    limits = [(f"actor.engine.max_tokens_per_micro_batch ({budget})", budget)]
+    if positions is not None:
+        limits.append((f"the positions that {config.model.path} has (max_position_embeddings, {positions})", positions))
+    for name, limit in limits:
+        if longest + new > limit:
+            raise ConfigError(
+                f"the longest prompt ({uid}) has {longest} tokens; {longest} + rollout.sampling.max_new_tokens ({new}) = "
+                f"{longest + new} exceeds {name}"
+                + ("; task.max_prompt_tokens with task.bad_rows=drop leaves long prompts out" if config.task.has_files else "")
+            )

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from podium.checkpoint import sync
 from podium.config import RunConfig, read_yaml, resolve, to_yaml
 from podium.errors import ConfigError
+from podium.tasks import Task, task_fingerprint
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of one run: `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `tb/`, `curve.png`, `report.json`, `checkpoints/`,
-    `hf/` (the trained model), and `warmup/` with the same files of the supervised phase."""
+    """Paths of one run: `config.yaml`, `task.json` (the task's fingerprint), `metrics.jsonl`, `samples.jsonl`, `tb/`,
+    `curve.png`, `report.json`, `checkpoints/`, `hf/` (the trained model), and `warmup/` with the same files of the supervised
+    phase."""
 
     path: Path
 
@@ -36,6 +41,10 @@ class RunDirectory:
     @property
     def report(self) -> Path:
         return self.path / "report.json"
+
+    @property
+    def task(self) -> Path:
+        return self.path / "task.json"
 
     @classmethod
     def create(cls, config: RunConfig) -> RunDirectory:
@@ -60,12 +69,49 @@ class RunDirectory:
         """An existing run and its config. ConfigError when the folder holds no `config.yaml`."""
         return cls(path.resolve()), resolve(read_yaml(path / "config.yaml"))
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else writes here meanwhile. ConfigError names the process that does.
+
+        The kernel lets go of the lock when this process ends, however it ends: nothing is left to clean up.
+        """
+        with (self.path / ".lock").open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                file.seek(0)
+                raise ConfigError(
+                    f"{self.path} is being written by another process (pid {file.read() or 'not known'}); wait for it or end it"
+                ) from exc
+            except OSError as exc:
+                raise ConfigError(f"{self.path} is on a file system without locks: {exc}; use another run_root") from exc
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def pin_task(self, task: Task) -> None:
+        """Keep the task's fingerprint as that of the run, or where it has one, `check_task`."""
+        self.check_task(task)
+        if not self.task.is_file():
+            _write_json(self.task, {"fingerprint": task_fingerprint(task)})
+
+    def check_task(self, task: Task) -> None:
+        """ConfigError when these are not the problems that the run began with: what it trained on might now be held out."""
+        if not self.task.is_file():
+            return
+        known, found = json.loads(self.task.read_text(encoding="utf-8"))["fingerprint"], task_fingerprint(task)
+        if known != found:
+            raise ConfigError(
+                f"the problems of the task are not those that {self.path} began with (fingerprint {found[:12]}, {self.task.name} "
+                f"has {known[:12]}): the task's files, or the library that makes the problems, changed since. Put them back as "
+                "they were, or start a new run"
+            )
+
     def write_report(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Add entries to `report.json`, atomically; returns the whole report."""
         report = {**self.read_report(), **entries}
-        beside = self.report.with_suffix(".tmp")
-        beside.write_text(json.dumps(report, indent=1), encoding="utf-8")
-        beside.replace(self.report)
+        _write_json(self.report, report)
         return report
 
     def read_report(self) -> dict[str, Any]:
@@ -74,6 +120,14 @@ class RunDirectory:
             return {}
         report: dict[str, Any] = json.loads(self.report.read_text(encoding="utf-8"))
         return report
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Atomically: the file is the old one or the new one, never half of it, also after a power cut."""
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    sync(beside)
+    beside.replace(path)
 
 
 def _link_latest(root: Path, name: str) -> None:

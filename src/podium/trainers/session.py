@@ -13,8 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from podium.checkpoint import CheckpointStore
-from podium.observability import Last, Metrics, Progress, Recorder, Sample, Spans
+from podium.checkpoint import CheckpointStore, sync
+from podium.errors import CheckpointError
+from podium.observability import THROUGHPUT, TOKENS_PER_S, Last, Metrics, Progress, Recorder, Sample, Spans
 from podium.trainers.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -49,9 +50,17 @@ class Session:
     """
 
     def __init__(
-        self, run: RunDirectory, progress: Progress, *, save_freq: int, keep: int, total_steps: int, tensorboard: bool = False
+        self,
+        run: RunDirectory,
+        progress: Progress,
+        *,
+        num_ranks: int,
+        save_freq: int,
+        keep: int,
+        total_steps: int,
+        tensorboard: bool = False,
     ) -> None:
-        self.run, self.total_steps = run, total_steps
+        self.run, self.total_steps, self._num_ranks = run, total_steps, num_ranks
         self._progress, self._save_freq = progress, save_freq
         self._store = CheckpointStore(run.checkpoints, keep=keep)
         self._recorder = Recorder(run.path, tensorboard=tensorboard)
@@ -64,8 +73,12 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._recorder.close()
 
-    def begin(self, phase: str, load: Callable[[str], object]) -> int | None:
-        """Load the newest complete checkpoint, if there is one, and cut what was logged after it; returns its step."""
+    def begin(self, phase: str, load: Callable[[str], object], *, saves_step_zero: bool = False) -> int | None:
+        """Load the newest complete checkpoint, if there is one, and cut what was logged after it; returns its step.
+
+        CheckpointError when a phase that `saves_step_zero` has logged later steps and no checkpoint is left: going on would
+        begin again in silence.
+        """
         checkpoint = self._store.latest()
         done = checkpoint.step if checkpoint else None
         for reason in self._store.skipped:
@@ -73,6 +86,11 @@ class Session:
         if checkpoint:
             load(str(checkpoint.path))
             self._store.discard_after(checkpoint.step)
+        elif saves_step_zero and self._recorder.last_step:
+            raise CheckpointError(
+                f"{self.run.checkpoints} holds no checkpoint, but step {self._recorder.last_step} was logged: "
+                "put the checkpoints back, or start a new run"
+            )
         self._recorder.truncate_after(-1 if done is None else done)
         self._progress.start_phase(phase, self.total_steps, done_steps=done or 0)
         self._clocks.lap()
@@ -83,7 +101,12 @@ class Session:
         seconds, cpu_s = self._clocks.lap()
         perf = {"timing_s/step": Last(seconds), "perf/cpu_s": Last(cpu_s), "perf/peak_rss_gb": Last(_peak_rss_gb())}
         if tokens:
-            perf |= {"perf/total_num_tokens": Last(tokens), "perf/throughput": Last(tokens / seconds)}
+            per_s = tokens / seconds
+            perf |= {
+                "perf/total_num_tokens": Last(tokens),
+                TOKENS_PER_S: Last(per_s),
+                THROUGHPUT: Last(per_s / self._num_ranks),
+            }
         floats = metrics.merge([self.spans.take(), perf]).to_floats()
         self._recorder.log_samples(step, samples or [])
         self._recorder.log_step(step, floats)
@@ -127,13 +150,17 @@ def is_complete_model(folder: Path) -> bool:
 
 
 def publish_model(folder: Path, save: Saver) -> None:
-    """Write a model folder beside, then rename it: a folder of that name is always complete."""
+    """Write a model folder beside, bring it to the disk, then rename it: a folder of that name is always complete, also after a
+    power cut."""
     beside = folder.with_name(f".{folder.name}.tmp")
     _remove(beside)
     beside.mkdir(parents=True)
     save(str(beside))
+    for inner in (*beside.rglob("*"), beside):
+        sync(inner)
     _remove(folder)
     beside.rename(folder)
+    sync(folder.parent)
 
 
 def _remove(folder: Path) -> None:

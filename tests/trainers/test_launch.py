@@ -1,0 +1,98 @@
+"""What a config becomes before anything runs: the groups of its phases and their models, and what preflight refuses."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from podium.cli import training
+from podium.config import ModelConfig, to_yaml
+from podium.errors import ConfigError
+from podium.models import load_model, save_model
+from podium.observability import Progress
+from podium.single_controller import Init
+from podium.trainers import RunDirectory, launch
+from podium.trainers.preflight import prepare
+from tests.trainers.builders import small_config
+
+
+class NotStartedError(Exception):
+    """Thrown in place of starting workers."""
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    """(spec, keyword arguments) of every group that would have been started."""
+    seen: list[tuple[Any, dict[str, Any]]] = []
+
+    def recorded(pool: object, init: Init[Any], **kwargs: Any) -> None:
+        seen.append((init.args[0], kwargs))
+        raise NotStartedError
+
+    monkeypatch.setattr(launch, "WorkerGroup", recorded)
+    return seen
+
+
+def reinforce(config, directory: RunDirectory) -> None:
+    with pytest.raises(NotStartedError):
+        launch.reinforce(config, directory, prepare(config), None, Progress(Console(file=io.StringIO())))
+
+
+def test_a_model_keeps_its_settings_on_the_way_from_the_warm_up_to_rl_and_to_eval(groups, tmp_path):
+    """`trust_remote_code` was lost, so that a model with code of its own was warmed up and could not be loaded again."""
+    reference = tmp_path / "reference"
+    save_model(load_model(ModelConfig(path="char_llama"), seed=0), str(reference))
+    own = ("model.trust_remote_code=true", "model.dtype=float64", "model.override_config.num_hidden_layers=1")
+    config = small_config(tmp_path, *own, f"ref.model={reference}", "actor.use_kl_loss=true")
+    directory = RunDirectory(tmp_path)
+    reinforce(config, directory)
+    expected = {"dtype": "float64", "trust_remote_code": True, "override_config": {}}
+    assert groups[0][0].model.model_dump() == {"path": str(directory.warmup.hf), **expected}
+    assert groups[0][0].ref_model.model_dump() == {"path": str(reference), **expected}
+
+
+@pytest.mark.parametrize("is_bare", [True, False])
+def test_eval_loads_a_model_as_the_run_did(groups, tmp_path, is_bare):
+    config = small_config(tmp_path, "model.trust_remote_code=true", "model.override_config.num_hidden_layers=1")
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    model = load_model(config.model, seed=0)
+    save_model(model, str(tmp_path / "hf"))
+    launch.load_tokenizer(config.model).save_pretrained(tmp_path / "hf")
+    with pytest.raises(NotStartedError):
+        training.evaluate(*((tmp_path / "hf", config) if is_bare else (tmp_path, None)))
+    assert groups[0][0].model == ModelConfig(path=str(tmp_path / "hf"), trust_remote_code=True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [([], None), (["runtime=ray"], 3600.0), (["runtime=ray", "call_timeout_s=7200"], 7200.0)],
+)
+def test_the_limit_of_a_call_reaches_the_group(groups, tmp_path, overrides, expected):
+    """Inline runs a call on the caller's own thread and knows no limit."""
+    reinforce(small_config(tmp_path, *overrides), RunDirectory(tmp_path))
+    assert groups[0][1]["call_timeout_s"] == expected
+
+
+def test_a_response_that_has_no_position_is_refused_with_the_sum(tmp_path):
+    """char_llama has 256 positions, or what its config was changed to; BOS, a word of three and the newline are 5 tokens."""
+    prepare(small_config(tmp_path, "rollout.sampling.max_new_tokens=251"))
+    with pytest.raises(ConfigError) as caught:
+        prepare(small_config(tmp_path, "rollout.sampling.max_new_tokens=252"))
+    assert "has 5 tokens; 5 + rollout.sampling.max_new_tokens (252) = 257 exceeds the positions" in str(caught.value)
+    assert "(max_position_embeddings, 256)" in str(caught.value)
+    prepare(small_config(tmp_path, "rollout.sampling.max_new_tokens=252", "model.override_config.max_position_embeddings=257"))
+
+
+def test_a_reference_of_another_vocabulary_is_refused(tmp_path):
+    folder = tmp_path / "reference"
+    save_model(load_model(ModelConfig(path="char_llama", override_config={"vocab_size": 120}), seed=0), str(folder))
+    with pytest.raises(ConfigError, match=r"ref\.model: .* has a vocabulary of 120 tokens and the policy char_llama one of 99"):
+        prepare(small_config(tmp_path, "actor.use_kl_loss=true", f"ref.model={folder}"))
+
+
+def test_an_override_that_the_model_does_not_know_is_found_before_anything_starts(tmp_path):
+    with pytest.raises(ConfigError, match="no 'hiden_size'; did you mean 'hidden_size'"):
+        prepare(small_config(tmp_path, "model.override_config.hiden_size=8"))
