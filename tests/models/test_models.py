@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, BertLMHeadModel, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, BertLMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from podium.config import ModelConfig
 from podium.errors import ConfigError
@@ -92,3 +92,11 @@ def test_a_model_that_looks_ahead_is_refused(tmp_path):
     BertLMHeadModel(BertConfig(**sizes, is_decoder=False)).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="looks ahead"):
         load_model(ModelConfig(path=str(tmp_path)), seed=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_causal_model_of_ordinary_width_does_not_look_ahead(tmp_path, dtype):
+    """Wide enough that rows of one batch are rounded differently."""
+    sizes = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 500}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=4)).save_pretrained(tmp_path)
+    assert load_model(ModelConfig(path=str(tmp_path), dtype=dtype), seed=0).config.hidden_size == 576

@@ -63,12 +63,17 @@ def load_model(config: ModelConfig, *, seed: int) -> PreTrainedModel:
 
 
 def _check_causal(model: PreTrainedModel, path: str) -> None:
-    """ConfigError for a model whose logits change with later tokens, as those of an encoder do; tried on three tokens."""
-    ids = torch.tensor([[1, 2, 3], [1, 2, 4]]) % model.config.get_text_config().vocab_size
+    """ConfigError for a model whose logits change with later tokens, as those of an encoder do; tried on three tokens.
+
+    The two are passes of one shape, so that a causal model rounds alike in both.
+    """
+    num_tokens = model.config.get_text_config().vocab_size
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        first, second = model(input_ids=ids, use_cache=False).logits[:, :2].float()
+        first, second = (
+            model(input_ids=torch.tensor([[1, 2, last]]) % num_tokens, use_cache=False).logits[0, :2].float() for last in (3, 4)
+        )
     model.train(was_training)
     if float((first - second).abs().max()) > 1e-6 * float(first.abs().max()):
         raise ConfigError(
