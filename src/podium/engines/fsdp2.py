@@ -86,7 +86,7 @@ class FSDP2Engine(BaseEngine):
             max_tokens=self._config.max_tokens_per_micro_batch,
             layout=layout,
             cost=self._cost,
-            prompts=_prompts(batch),
+            prompts=_prompts(batch) if layout in ("auto", "shared") else None,
         )
 
     def _is_exact(self, layout: Literal["packed", "shared"], batch: DataProto) -> bool:

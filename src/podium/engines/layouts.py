@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from podium.protocol.jagged import lengths_of, parts, row_ids, to_padded
+from podium.protocol.jagged import lengths_of, parts, to_padded
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def bucketed(input_ids: Tensor, responses: Tensor) -> ModelInput:
 def packed(input_ids: Tensor, responses: Tensor) -> ModelInput:
     """Rows end to end: S = 1."""
     ids_T, offsets = parts(input_ids)
-    positions_T = torch.arange(len(ids_T), device=ids_T.device) - offsets[row_ids(offsets)]
+    _, positions_T = _expand(lengths_of(input_ids))
     row_N, place_N = _rows_and_places(responses)
     starts_B = offsets[1:] - lengths_of(responses)
     return ModelInput(ids_T[None], torch.zeros_like(row_N), starts_B[row_N] + place_N - 1, {"position_ids": positions_T[None]})

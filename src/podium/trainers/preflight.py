@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from podium.config import RunConfig, check
 from podium.datasets import prompt_tokens
@@ -23,8 +23,9 @@ def prepare(config: RunConfig, *, is_trained: bool = True) -> Task:
     model_config = load_model_config(config.model).get_text_config()
     _check_extras(config)
     _check_reference(config, model_config)
-    lengths = _PromptLengths(config)
-    _check_vocabulary(config, model_config)
+    tokenizer = load_tokenizer(config.model)
+    lengths = _PromptLengths(config, tokenizer)
+    _check_vocabulary(config, model_config, len(tokenizer))
     task = build_task(config.task, exact_match=config.reward.function is None, count_tokens=lengths)
     check_disjoint(task)
     _check_sizes(config, task)
@@ -36,8 +37,8 @@ def prepare(config: RunConfig, *, is_trained: bool = True) -> Task:
 class _PromptLengths:
     """Tokens of each prompt as the policy will see it, counted once. DataError for a prompt that cannot be encoded."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._tokenizer = load_tokenizer(config.model)
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
         self._chat_template = config.task.chat_template
         self._known: dict[Prompt, int] = {}
         if self._chat_template == "always" and self._tokenizer.chat_template is None:
@@ -63,8 +64,7 @@ def _check_sizes(config: RunConfig, task: Task) -> None:
         )
 
 
-def _check_vocabulary(config: RunConfig, model_config: PreTrainedConfig) -> None:
-    num_tokens = len(load_tokenizer(config.model))
+def _check_vocabulary(config: RunConfig, model_config: PreTrainedConfig, num_tokens: int) -> None:
     if num_tokens > model_config.vocab_size:
         raise ConfigError(
             f"model.path: the tokenizer of {config.model.path} knows {num_tokens} tokens, its model {model_config.vocab_size}: "
