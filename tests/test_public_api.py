@@ -36,7 +36,8 @@ SURFACE = {
         SpanListener Spans Sum THROUGHPUT TIMING_PREFIX TOKENS_PER_S Tracker VALIDATION_SCORE WARMUP_LOSS draw_curve read_rows
     """,
     "podium.protocol": """
-        DataProto Mergeable interleave_groups object_column
+        AUTO_PADDING_KEY DataProto Mergeable PADDING_ROWS_KEY concat_rows interleave_groups is_rows num_rows object_column
+        partition_rows
     """,
     "podium.recipes": """
         RECIPES recipe

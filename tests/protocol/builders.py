@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from podium.protocol import DataProto
@@ -96,3 +97,16 @@ FOUR = (
     Row(2, "c", (4,), ()),
     Row(3, "d", (5, 6), ((6.0, 7.0),)),
 )
+
+_numbers = st.integers(0, 9)
+ROWS = st.lists(
+    st.builds(
+        Row,
+        number=_numbers,
+        text=st.one_of(st.none(), st.sampled_from(["", "x"])),
+        tokens=st.lists(_numbers, max_size=3).map(tuple),
+        pairs=st.lists(st.tuples(st.just(0.5), _numbers.map(float)), max_size=2).map(tuple),
+    ),
+    max_size=5,
+)
+"""Any few rows, of which some have no tokens."""

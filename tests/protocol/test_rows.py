@@ -16,19 +16,8 @@ from hypothesis import strategies as st
 from podium.errors import ChunkError, DataError, PodiumError
 from podium.protocol import DataProto
 from podium.protocol.jagged import parts
-from tests.protocol.builders import FOUR, META, Row, batch_of, check, ragged
+from tests.protocol.builders import FOUR, META, ROWS, Row, batch_of, check, ragged
 
-numbers = st.integers(0, 9)
-ROWS = st.lists(
-    st.builds(
-        Row,
-        number=numbers,
-        text=st.one_of(st.none(), st.sampled_from(["", "x"])),
-        tokens=st.lists(numbers, max_size=3).map(tuple),
-        pairs=st.lists(st.tuples(st.just(0.5), numbers.map(float)), max_size=2).map(tuple),
-    ),
-    max_size=5,
-)
 BOUND = st.one_of(st.none(), st.integers(-7, 7))
 
 
@@ -271,6 +260,27 @@ def test_slices_are_views_and_selections_are_copies() -> None:
     assert parts(data.batch["tokens"])[0].tolist() == [1, 2, 3, 8, 8, 8]
     data[[0]].batch["number"].fill_(5)
     assert data.batch["number"].tolist() == [0, 9, 9, 3]
+
+
+ROW_OPERATIONS = [
+    lambda data: data[:2],
+    lambda data: data[[0, 1]],
+    lambda data: data.partition(2)[0],
+    lambda data: data.split(2)[0],
+    lambda data: pickle.loads(pickle.dumps(data))[:2],
+    lambda data: DataProto.concat([data])[:2],
+]
+
+
+@pytest.mark.parametrize("operation", ROW_OPERATIONS)
+def test_columns_assigned_to_the_tables_are_taken_as_the_constructor_takes_them(operation: Any) -> None:
+    data = batch_of(FOUR)
+    data.batch["gains"] = ragged([row.gains for row in FOUR], torch.float32)
+    data.non_tensor_batch["text"] = [row.text for row in FOUR]  # type: ignore[assignment]
+    check(operation(data), FOUR[:2])
+    data.batch["number"] = torch.arange(3)
+    with pytest.raises(DataError, match=r"has \d rows, but 'number' has 3"):
+        operation(data)
 
 
 def test_groups_are_joined_by_uid_after_an_interleaved_repeat() -> None:

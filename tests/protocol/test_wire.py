@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+import pickletools
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 
 from podium.errors import DataError
 from podium.protocol import DataProto, wire
 from podium.protocol.jagged import jagged, parts
-from tests.protocol.builders import FOUR, batch_of, check, lists_of, ragged
+from tests.protocol.builders import FOUR, ROWS, Row, batch_of, check, lists_of, ragged
 
 DTYPES = (
     torch.bool,
@@ -119,9 +122,90 @@ def test_what_arrives_is_private_and_writable(read_only: bool, recwarn: pytest.W
     assert not recwarn.list
 
 
+def _globals_of(blob: bytes) -> set[str]:
+    """Names that a pickle imports: strings pushed just before a STACK_GLOBAL, in protocol 5."""
+    found, strings = set(), []
+    for opcode, argument, _ in pickletools.genops(blob):
+        if isinstance(argument, str):
+            strings.append(argument)
+        if opcode.name == "STACK_GLOBAL":
+            found.add(strings[-1])
+    return found
+
+
+def test_a_tiny_batch_is_one_short_message_of_pythons_own_types() -> None:
+    """Its cost on a call is that of a few hundred bytes: no numpy or torch object, no buffer of its own."""
+    data = DataProto({"a": torch.arange(4).reshape(2, 2), "j": ragged([[1], [2, 3]])}, {"o": ["x", None]}, {"step": 1})
+    buffers: list[pickle.PickleBuffer] = []
+    blob = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
+    assert not buffers
+    assert len(blob) < 400
+    assert _globals_of(blob) == {"_rebuild", "DataProto"}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bfloat16])
+def test_the_limit_between_bytes_and_buffers(dtype: torch.dtype) -> None:
+    count = wire.IN_BAND_BYTES // dtype.itemsize
+    for num_rows, num_buffers in ((count, 0), (count + 1, 1)):
+        data, buffers = DataProto({"x": torch.ones(num_rows, dtype=dtype)}), list[pickle.PickleBuffer]()
+        blob = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
+        assert len(buffers) == num_buffers
+        _assert_equal(pickle.loads(blob, buffers=buffers), data)
+
+
+def test_large_tensors_of_any_layout_travel_in_c_order() -> None:
+    square = torch.arange(10_000, dtype=torch.int64).reshape(100, 100)
+    data = DataProto({"transposed": square.t(), "every_second": square.repeat(2, 1)[::2], "bits": square.bfloat16().t()})
+    for received in (_in_band(data), _out_of_band(data, read_only=True), _out_of_band(data, read_only=False)):
+        _assert_equal(received, data)
+        assert received.batch["transposed"].is_contiguous()
+
+
+def test_writable_buffers_are_used_as_they_are_and_read_only_ones_are_copied() -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    blob = pickle.dumps(DataProto({"x": torch.zeros(5_000)}), protocol=5, buffer_callback=buffers.append)
+    carried = bytearray(buffers[0].raw())
+    pickle.loads(blob, buffers=[carried]).batch["x"].fill_(1.0)
+    assert np.frombuffer(carried, dtype=np.float32).sum() == 5_000
+    pickle.loads(blob, buffers=[memoryview(carried).toreadonly()]).batch["x"].fill_(0.0)
+    assert np.frombuffer(carried, dtype=np.float32).sum() == 5_000
+
+
+def test_tensors_in_meta_and_in_object_columns_travel_by_torchs_own_pickling() -> None:
+    data = DataProto(
+        {"x": torch.ones(2)},
+        {"o": [torch.arange(2_000), {"t": torch.tensor(1.5, dtype=torch.bfloat16)}]},
+        {"scalar": torch.tensor(3.5), "large": torch.arange(4_000), "array": np.arange(4_000), "jagged": ragged([[1], [2, 3]])},
+    )
+    for received in (_in_band(data), _out_of_band(data, read_only=True), _out_of_band(data, read_only=False)):
+        _assert_equal(received, data)
+
+
+@given(ROWS)
+def test_any_rows_round_trip(rows: list[Row]) -> None:
+    data = batch_of(rows)
+    for received in (_in_band(data), _out_of_band(data, read_only=True), copy.copy(data)):
+        check(received, rows)
+
+
+def test_a_shallow_copy_shares_storage_and_no_table() -> None:
+    data = batch_of(FOUR)
+    shallow = copy.copy(data)
+    shallow.batch.pop("number")
+    shallow.meta_info["step"] = 8
+    assert shallow.batch["square"].data_ptr() == data.batch["square"].data_ptr()
+    check(data, FOUR)
+
+
+def test_a_dtype_that_this_torch_does_not_have_is_refused() -> None:
+    for name in ("float3", "nn"):
+        with pytest.raises(DataError, match=f"dtype '{name}' arrived, which torch"):
+            wire.unpack((wire.WIRE_VERSION, [("x", (name, (1,), b"x"), None)], []))
+
+
 def test_shared_offsets_are_shared_on_arrival_and_sent_once() -> None:
     data = batch_of(FOUR)
-    assert len(wire.pack(data.batch).offsets) == 2
+    assert len(wire.pack(data.batch, buffers=True)[2]) == 2
     for received in (_in_band(data), _out_of_band(data, read_only=True)):
         check(received, FOUR)
         assert parts(received.batch["tokens"])[1] is parts(received.batch["gains"])[1]
@@ -133,7 +217,7 @@ def test_a_slice_sends_its_own_rows_only() -> None:
 
 
 def test_another_wire_version_is_refused() -> None:
-    packed = wire.Packed(wire.WIRE_VERSION + 1, {}, [])
+    packed = (wire.WIRE_VERSION + 1, [], [])
     with pytest.raises(DataError, match=f"wire version {wire.WIRE_VERSION + 1} arrived, this process reads {wire.WIRE_VERSION}"):
         wire.unpack(packed)
 

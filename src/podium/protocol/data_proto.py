@@ -13,28 +13,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from podium.errors import ChunkError, DataError, nearest
+from podium.errors import ChunkError, DataError
+from podium.protocol import columns as col
 from podium.protocol import jagged as jg
 from podium.protocol import wire
+from podium.protocol.columns import ObjectColumn
+from podium.protocol.meta import AUTO_PADDING_KEY, PADDING_ROWS_KEY, copy_meta, merge_meta, meta_of_rows, private_meta
 
-ObjectColumn: TypeAlias = NDArray[np.object_]
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
 RowIndex: TypeAlias = Tensor | NDArray[Any] | Sequence[int] | Sequence[bool]
 RaggedMove: TypeAlias = tuple[slice | Tensor, Tensor]
 """What a row operation does to a jagged column: which values to take, and the offsets of the result."""
-
-
-@runtime_checkable
-class Mergeable(Protocol):
-    """A meta value that knows how to become one when batches are concatenated (metrics, counters)."""
-
-    def merge(self, others: Sequence[Self], /) -> Self: ...
 
 
 class DataProto:
@@ -54,12 +52,20 @@ class DataProto:
         batch: Mapping[str, Tensor] | None = None,
         non_tensor_batch: Mapping[str, ObjectColumn | Sequence[Any]] | None = None,
         meta_info: Mapping[str, Any] | None = None,
+        *,
+        auto_padding: bool = False,
     ) -> None:
-        """Take columns as they are (storage is shared). DataError when two columns disagree on the row count."""
-        self.batch = _intern_offsets(batch or {})
-        self.non_tensor_batch = {key: object_column(rows) for key, rows in (non_tensor_batch or {}).items()}
-        self.meta_info = dict(meta_info or {})
-        self._check_row_counts()
+        """Take columns as they are (storage is shared). DataError when two columns disagree on the row count.
+
+        `auto_padding` allows dispatch to pad the rows to equal shards; the mark stays with them through every operation.
+        """
+        self.batch = col.intern_offsets(batch) if batch else {}
+        objects = non_tensor_batch.items() if non_tensor_batch else ()
+        self.non_tensor_batch = {key: col.object_column(rows) for key, rows in objects}
+        self.meta_info = dict(meta_info) if meta_info else {}
+        if auto_padding:
+            self.meta_info[AUTO_PADDING_KEY] = True
+        col.check_row_counts(self.batch, self.non_tensor_batch)
 
     @classmethod
     def from_dict(
@@ -67,15 +73,36 @@ class DataProto:
         tensors: Mapping[str, Tensor] | None = None,
         non_tensors: Mapping[str, ObjectColumn | Sequence[Any]] | None = None,
         meta_info: Mapping[str, Any] | None = None,
+        *,
+        auto_padding: bool = False,
     ) -> Self:
         """The constructor under the name that verl's users know."""
-        return cls(tensors, non_tensors, meta_info)
+        return cls(tensors, non_tensors, meta_info, auto_padding=auto_padding)
+
+    @classmethod
+    def from_tensordict(cls, data: TensorDict) -> Self:
+        """Its tensors (storage is shared), its `NonTensorStack`s as object columns, its `NonTensorData` as meta.
+
+        DataError for nested TensorDicts and for a batch size of more than one dim.
+        """
+        from podium.protocol import tensordicts
+
+        return cls(*tensordicts.take_apart(data))
+
+    def to_tensordict(self) -> TensorDict:
+        """The same rows for code that works on TensorDicts; storage is shared. The inverse of `from_tensordict`.
+
+        DataError when a column and a meta key have one name.
+        """
+        from podium.protocol import tensordicts
+
+        return tensordicts.put_together(len(self), *self._tables())
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         for column in self.batch.values():
-            return column.shape[0]
+            return jg.num_rows(column)
         for rows in self.non_tensor_batch.values():
             return len(rows)
         return 0
@@ -94,6 +121,7 @@ class DataProto:
             lambda column: column[first:last],
             lambda offsets: (slice(int(offsets[first]), int(offsets[last])), offsets[first : last + 1] - offsets[first]),
             lambda rows: rows[first:last],
+            range(first, last),
         )
 
     def select_idxs(self, index: RowIndex) -> Self:
@@ -103,6 +131,7 @@ class DataProto:
             lambda column: column[rows.to(column.device)],
             lambda offsets: jg.gather_index(offsets, rows.to(offsets.device)),
             lambda objects: objects[rows.numpy()],
+            rows,
         )
 
     def reorder(self, indices: Tensor) -> None:
@@ -123,8 +152,7 @@ class DataProto:
         if num_parts < 1:
             raise DataError(f"partition needs at least one part, got {num_parts}")
         size, extra = divmod(len(self), num_parts)
-        starts = [part * size + min(part, extra) for part in range(num_parts + 1)]
-        return [self.slice(start, stop) for start, stop in pairwise(starts)]
+        return self._cut([part * size + min(part, extra) for part in range(num_parts + 1)])
 
     def chunk(self, chunks: int) -> list[Self]:
         """`chunks` parts of equal size. ChunkError when the rows do not divide; `partition` takes any number."""
@@ -136,7 +164,7 @@ class DataProto:
         """Consecutive parts of `split_size` rows; the last one may be short. A batch of no rows has no parts."""
         if split_size < 1:
             raise DataError(f"split needs parts of at least one row, got split_size={split_size}")
-        return [self.slice(start, start + split_size) for start in range(0, len(self), split_size)]
+        return self._cut([*range(0, len(self), split_size), len(self)])
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
@@ -146,13 +174,27 @@ class DataProto:
         """
         if not parts:
             raise DataError("concat needs at least one batch")
-        head = parts[0]
-        for number, part in enumerate(parts):
-            _same_keys("tensor column", head.batch, part.batch, number)
-            _same_keys("object column", head.non_tensor_batch, part.non_tensor_batch, number)
-        batch = {key: _concat_columns(key, [part.batch[key] for part in parts]) for key in head.batch}
-        objects = {key: np.concatenate([part.non_tensor_batch[key] for part in parts]) for key in head.non_tensor_batch}
-        return cls(batch, objects, _merge_meta([part.meta_info for part in parts]))
+        tensors, objects, metas = zip(*(part._tables() for part in parts), strict=True)
+        col.same_keys("tensor column", tensors)
+        col.same_keys("object column", objects)
+        return cls(
+            col.concat_tensors(tensors),
+            {key: np.concatenate([table[key] for table in objects]) for key in objects[0]},
+            merge_meta(metas, parts),
+        )
+
+    # -- padding ------------------------------------------------------------------------------------------------------
+
+    def is_padding_enabled(self) -> bool:
+        """Whether dispatch may pad these rows to equal shards (`auto_padding` of the constructor)."""
+        return bool(self.meta_info.get(AUTO_PADDING_KEY, False))
+
+    @property
+    def padding_mask(self) -> Tensor:
+        """[B] bool: True for rows that dispatch copied to make shards equal. A loss or a metric leaves them out."""
+        mask = torch.zeros(len(self), dtype=torch.bool)
+        mask[[row for row in self.meta_info.get(PADDING_ROWS_KEY, ()) if row < len(mask)]] = True
+        return mask
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
@@ -164,24 +206,25 @@ class DataProto:
     ) -> Self:
         """Only the named columns; None keeps all of that kind. Storage is shared, unknown names are errors."""
         return type(self)(
-            _pick("tensor column", self.batch, batch_keys),
-            _pick("object column", self.non_tensor_batch, non_tensor_batch_keys),
-            _pick("meta key", self.meta_info, meta_info_keys),
+            col.pick("tensor column", self.batch, batch_keys),
+            col.pick("object column", self.non_tensor_batch, non_tensor_batch_keys),
+            col.pick("meta key", self.meta_info, meta_info_keys) | private_meta(self.meta_info),
         )
 
     def pop(
         self, batch_keys: Iterable[str] = (), non_tensor_batch_keys: Iterable[str] = (), meta_info_keys: Iterable[str] = ()
     ) -> Self:
         """Take the named columns out of this batch and return them as one of their own."""
-        taken = self.select(list(batch_keys), list(non_tensor_batch_keys), list(meta_info_keys))
-        for mine, theirs in zip(self._tables(), taken._tables(), strict=True):
-            for key in theirs:
-                del mine[key]
+        names = [list(keys) for keys in (batch_keys, non_tensor_batch_keys, meta_info_keys)]
+        taken = self.select(*names)
+        for table, keys in zip(self._tables(), names, strict=True):
+            for key in dict.fromkeys(keys):
+                del table[key]
         return taken
 
     def rename(self, old_key: str, new_key: str) -> Self:
         """Rename a tensor column in place; returns self."""
-        _pick("tensor column", self.batch, [old_key])
+        col.pick("tensor column", self.batch, [old_key])
         if new_key in self.batch:
             raise DataError(f"tensor column {new_key!r} exists already; pop it before renaming {old_key!r}")
         self.batch = {new_key if key == old_key else key: column for key, column in self.batch.items()}
@@ -213,13 +256,18 @@ class DataProto:
     def clone(self) -> Self:
         """A batch that shares nothing that can be changed with this one."""
         cloned = self._map_values(Tensor.clone)
-        return type(self)(cloned.batch, copy.deepcopy(self.non_tensor_batch), copy.deepcopy(self.meta_info))
+        return type(self)(cloned.batch, copy.deepcopy(self.non_tensor_batch), copy_meta(self.meta_info))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.clone()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), wire.pack(self.batch), self.non_tensor_batch, self.meta_info)
+    def __copy__(self) -> Self:
+        return self.select()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        objects = {key: list(rows) for key, rows in self.non_tensor_batch.items()}
+        packed = wire.pack(self.batch, buffers=protocol.__index__() >= 5)
+        return _rebuild, (type(self), packed, objects, self.meta_info)
 
     def __repr__(self) -> str:
         columns = [f"{key}: {wire.describe(column)}" for key, column in self.batch.items()]
@@ -234,14 +282,29 @@ class DataProto:
     def _become(self, other: Self) -> None:
         self.batch, self.non_tensor_batch, self.meta_info = other._tables()
 
-    def _check_row_counts(self) -> None:
-        counts = {key: column.shape[0] if column.dim() else None for key, column in self.batch.items()}
-        counts |= {key: len(rows) for key, rows in self.non_tensor_batch.items()}
-        for key, count in counts.items():
-            if count is None:
-                raise DataError(f"tensor column {key!r} has no row dimension; a value of the whole batch belongs in meta_info")
-            if count != len(self):
-                raise DataError(f"column {key!r} has {count} rows, but {next(iter(counts))!r} has {len(self)}")
+    @classmethod
+    def _made_of(cls, batch: dict[str, Tensor], objects: dict[str, ObjectColumn], meta: dict[str, Any]) -> Self:
+        # Without the constructor's checks, which would cost as much as the views: for rows of what has passed them.
+        made = cls.__new__(cls)
+        made.batch, made.non_tensor_batch, made.meta_info = batch, objects, meta
+        return made
+
+    def _checked(self) -> DataProto:
+        """The columns as the constructor takes them: a user may have assigned some since, `data.batch["x"] = ...`."""
+        return DataProto(self.batch, self.non_tensor_batch)
+
+    def _cut(self, bounds: Sequence[int]) -> list[Self]:
+        """Views of rows [bounds[i], bounds[i + 1]) for each i; the bounds run from 0 to the last row."""
+        source = self._checked()
+        tensors = col.cut_tensors(source.batch, bounds)
+        return [
+            self._made_of(
+                batch,
+                {key: rows[start:stop] for key, rows in source.non_tensor_batch.items()},
+                meta_of_rows(self.meta_info, range(start, stop)),
+            )
+            for (start, stop), batch in zip(pairwise(bounds), tensors, strict=True)
+        ]
 
     def _row_numbers(self, index: RowIndex) -> Tensor:
         # The copy is for arrays that torch cannot wrap: read-only ones, and reversed ones (`np.argsort(x)[::-1]`).
@@ -279,8 +342,9 @@ class DataProto:
         dense: Callable[[Tensor], Tensor],
         ragged: Callable[[Tensor], RaggedMove],
         objects: Callable[[ObjectColumn], ObjectColumn],
+        numbers: range | Tensor,
     ) -> Self:
-        """Apply one row operation to every column; the work on offsets is done once for all columns that share them."""
+        """Apply one row operation, which takes rows of these numbers, to every column; columns that share offsets still do."""
         moved: dict[int, RaggedMove] = {}
 
         def move(column: Tensor) -> Tensor:
@@ -292,88 +356,13 @@ class DataProto:
             index, new_offsets = moved[id(offsets)]
             return jg.jagged(values[index], new_offsets)
 
-        return type(self)(
-            {key: move(column) for key, column in self.batch.items()},
-            {key: objects(rows) for key, rows in self.non_tensor_batch.items()},
-            copy.deepcopy(self.meta_info),
+        source = self._checked()
+        return self._made_of(
+            {key: move(column) for key, column in source.batch.items()},
+            {key: objects(rows) for key, rows in source.non_tensor_batch.items()},
+            meta_of_rows(self.meta_info, numbers),
         )
 
 
-def object_column(rows: ObjectColumn | Sequence[Any]) -> ObjectColumn:
-    """One Python object per row as a 1-d object array, whatever the rows are (lists of equal length stay lists)."""
-    if isinstance(rows, np.ndarray) and rows.dtype == object and rows.ndim == 1:
-        return rows
-    column = np.empty(len(rows), dtype=object)
-    for row, value in enumerate(rows):
-        column[row] = value
-    return column
-
-
-def _rebuild(cls: type[DataProto], packed: wire.Packed, objects: dict[str, ObjectColumn], meta: dict[str, Any]) -> DataProto:
+def _rebuild(cls: type[DataProto], packed: wire.Packed, objects: dict[str, list[Any]], meta: dict[str, Any]) -> DataProto:
     return cls(wire.unpack(packed), objects, meta)
-
-
-def _intern_offsets(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    known: list[Tensor] = []
-    interned: dict[str, Tensor] = {}
-    for key, column in batch.items():
-        interned[key] = column
-        if not jg.is_jagged(column):
-            continue
-        values, offsets = jg.parts(column)
-        if int(offsets[0]) != 0 or int(offsets[-1]) != len(values):
-            covered = f"{int(offsets[0])}..{int(offsets[-1])}"
-            raise DataError(f"jagged column {key!r} has {len(values)} values, but its offsets cover {covered}")
-        shared = next((seen for seen in known if seen is offsets or torch.equal(seen, offsets)), None)
-        if shared is None:
-            known.append(offsets)
-        elif shared is not offsets:
-            interned[key] = jg.jagged(values, shared)
-    return interned
-
-
-def _pick(kind: str, table: dict[str, Any], keys: Iterable[str] | None) -> dict[str, Any]:
-    if keys is None:
-        return dict(table)
-    picked = {}
-    for key in keys:
-        if key not in table:
-            raise DataError(f"no {kind} {key!r}{nearest(key, table)}; there are: {', '.join(table) or 'none'}")
-        picked[key] = table[key]
-    return picked
-
-
-def _same_keys(kind: str, head: Mapping[str, Any], part: Mapping[str, Any], number: int) -> None:
-    if head.keys() != part.keys():
-        missing, extra = sorted(head.keys() - part.keys()), sorted(part.keys() - head.keys())
-        raise DataError(f"concat: part {number} differs from part 0 in its {kind}s: missing {missing}, extra {extra}")
-
-
-def _concat_columns(key: str, columns: list[Tensor]) -> Tensor:
-    kinds = {(column.dtype, jg.is_jagged(column)) for column in columns}
-    if len(kinds) > 1:
-        raise DataError(f"concat: column {key!r} differs between parts: {', '.join(wire.describe(c) for c in columns)}")
-    if not jg.is_jagged(columns[0]):
-        shapes = {column.shape[1:] for column in columns}
-        if len(shapes) > 1:
-            raise DataError(f"concat: rows of column {key!r} have different shapes: {sorted(map(tuple, shapes))}; make it jagged")
-        return torch.cat(columns)
-    values, offsets = zip(*(jg.parts(column) for column in columns), strict=True)
-    if len({rows.shape[1:] for rows in values}) > 1:
-        raise DataError(f"concat: column {key!r} differs between parts: {', '.join(wire.describe(c) for c in columns)}")
-    return jg.jagged(torch.cat(values), jg.offsets_of(torch.cat([o.diff() for o in offsets])))
-
-
-def _merge_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for key in dict.fromkeys(key for meta in metas for key in meta):
-        found = [(number, meta[key]) for number, meta in enumerate(metas) if key in meta]
-        (first_number, first), rest = found[0], found[1:]
-        if isinstance(first, Mergeable):
-            merged[key] = first.merge([value for _, value in rest])
-            continue
-        for number, value in rest:
-            if not wire.equal(first, value):
-                raise DataError(f"concat: meta {key!r} is {first!r} in part {first_number} but {value!r} in part {number}")
-        merged[key] = copy.deepcopy(first)
-    return merged

@@ -11,6 +11,7 @@ times as much and logs a warning, and its `values()` costs 300 times as much as 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -54,6 +55,11 @@ def parts(column: Tensor) -> tuple[Tensor, Tensor]:
     return column._values, column._offsets
 
 
+def num_rows(column: Tensor) -> int:
+    """B, the rows of a column, dense or jagged; a nested tensor's own `shape` costs many times as much."""
+    return len(column._offsets) - 1 if isinstance(column, NestedTensor) else column.shape[0]
+
+
 def offsets_of(lengths: Tensor) -> Tensor:
     """[B] lengths to [B + 1] int64 offsets.
 
@@ -85,6 +91,27 @@ def gather_index(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     new_offsets = offsets_of(lengths)
     shift = torch.repeat_interleave(offsets[rows] - new_offsets[:-1], lengths)
     return shift + torch.arange(len(shift), device=offsets.device), new_offsets
+
+
+def cut_offsets(offsets: Tensor, bounds: Sequence[int]) -> tuple[list[int], list[Tensor]]:
+    """For parts of rows [bounds[i], bounds[i + 1]) that cover all rows: how many values each has, and the offsets of each.
+
+    >>> lengths, parts = cut_offsets(torch.tensor([0, 2, 2, 5]), [0, 1, 3])
+    >>> lengths, [part.tolist() for part in parts]
+    ([2, 3], [[0, 2], [0, 0, 3]])
+    """
+    edges = offsets[torch.tensor(bounds, device=offsets.device)].tolist()
+    own = [offsets[rows[0] : rows[1] + 1] - edge for rows, edge in zip(pairwise(bounds), edges, strict=False)]
+    return [stop - start for start, stop in pairwise(edges)], own
+
+
+def concat_offsets(parts: Sequence[Tensor]) -> Tensor:
+    """The offsets of the rows of all parts in order.
+
+    >>> concat_offsets([torch.tensor([0, 2]), torch.tensor([0, 0, 3])])
+    tensor([0, 2, 2, 5])
+    """
+    return offsets_of(torch.cat([offsets.diff() for offsets in parts]))
 
 
 def to_padded(column: Tensor, fill: float = 0) -> Tensor:

@@ -1,16 +1,18 @@
-"""How tensors travel: self-describing records whose bytes pickle protocol 5 can carry out of band.
+"""How tensors travel: records of Python's own types that say what they hold, whatever the settings of the process that reads.
 
-A tensor becomes (dtype, shape, bytes as a numpy array), so that any transport which honours out-of-band buffers (Ray's
-object store) copies it once and not at all on the way through pickle. Jagged columns that share offsets still share them
-on the other side. A received tensor is always private and writable: read-only buffers are copied, for torch cannot
-protect them. Also here: equality and description of columns, which need the same case analysis.
+A tensor becomes (dtype, shape, data). Small ones are `bytes` inside the message, which costs a tiny batch next to nothing;
+larger ones are `PickleBuffer`s, which a transport that honours out-of-band buffers (Ray's object store) copies once and pickle
+not at all. Jagged columns that share offsets still share them on the other side. A received tensor is always private and
+writable: read-only data is copied, for torch cannot protect it. Also here: equality and description of columns, which need
+the same case analysis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pickle import PickleBuffer
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -20,66 +22,85 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import jagged as jg
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
+IN_BAND_BYTES = 4096
+"""Tensors up to this size are bytes in the message: up to about here a copy costs less than a transport's care of a buffer."""
+
+TensorRecord: TypeAlias = tuple[str, tuple[int, ...], bytes | PickleBuffer]
+"""Torch's name of the dtype, the shape, and the elements in C order."""
+ColumnRecord: TypeAlias = tuple[str, TensorRecord, int | None]
+"""The column's name, its tensor (a jagged column's values), and which of the batch's offsets are its own (None: dense)."""
+Packed: TypeAlias = tuple[int, Sequence[ColumnRecord], Sequence[TensorRecord]]
+"""The wire's version, the columns in order, and the offsets that jagged columns share."""
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@dataclass(frozen=True)
-class PackedTensor:
-    """`dtype` is torch's name for it, `data` is uint8 and holds the contiguous tensor."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Columns in order: a dense one as (tensor, None), a jagged one as (values, number of its offsets)."""
-
-    version: int
-    columns: dict[str, tuple[PackedTensor, int | None]]
-    offsets: list[PackedTensor]
-
-
-def pack(batch: Mapping[str, Tensor]) -> Packed:
-    """Columns to records; contiguous CPU tensors are not copied."""
-    columns: dict[str, tuple[PackedTensor, int | None]] = {}
+def pack(batch: Mapping[str, Tensor], *, buffers: bool) -> Packed:
+    """Columns to records. With `buffers` (pickle protocol 5), large contiguous CPU tensors are not copied."""
     offsets: list[Tensor] = []
+    columns: list[ColumnRecord] = []
     for key, column in batch.items():
         if not jg.is_jagged(column):
-            columns[key] = (_pack_tensor(column), None)
+            columns.append((key, _pack_tensor(column, buffers), None))
             continue
         values, own = jg.parts(column)
         number = next((i for i, seen in enumerate(offsets) if seen is own), len(offsets))
         if number == len(offsets):
             offsets.append(own)
-        columns[key] = (_pack_tensor(values), number)
-    return Packed(WIRE_VERSION, columns, [_pack_tensor(o) for o in offsets])
+        columns.append((key, _pack_tensor(values, buffers), number))
+    return WIRE_VERSION, columns, [_pack_tensor(own, buffers) for own in offsets]
 
 
 def unpack(packed: Packed) -> dict[str, Tensor]:
     """Records to columns on the CPU, private and writable."""
-    if packed.version != WIRE_VERSION:
-        raise DataError(f"a batch of wire version {packed.version} arrived, this process reads {WIRE_VERSION}; run one version")
-    offsets = [_unpack_tensor(record) for record in packed.offsets]
+    version, columns, records = packed
+    if version != WIRE_VERSION:
+        raise DataError(f"a batch of wire version {version} arrived, this process reads {WIRE_VERSION}; run one version")
+    offsets = [_unpack_tensor(record) for record in records]
     return {
         key: _unpack_tensor(record) if number is None else jg.jagged(_unpack_tensor(record), offsets[number])
-        for key, (record, number) in packed.columns.items()
+        for key, record, number in columns
     }
 
 
-def _pack_tensor(tensor: Tensor) -> PackedTensor:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, dtype=np.uint8)
-    return PackedTensor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
+def _pack_tensor(tensor: Tensor, buffers: bool) -> TensorRecord:
+    name, carrier = _written_as(tensor.dtype)
+    bits = tensor if carrier is tensor.dtype else tensor.detach().resolve_conj().view(carrier)
+    try:
+        array = bits.numpy()
+    except (RuntimeError, TypeError):  # it is on a device, has a graph, or is a lazy conjugate: `force` is slower
+        array = bits.numpy(force=True)
+    large = buffers and array.nbytes > IN_BAND_BYTES
+    return name, array.shape, PickleBuffer(np.ascontiguousarray(array).data) if large else array.tobytes()
 
 
-def _unpack_tensor(packed: PackedTensor) -> Tensor:
-    dtype: torch.dtype = getattr(torch, packed.dtype)
-    if packed.data.size == 0:
-        return torch.empty(packed.shape, dtype=dtype)
-    data = packed.data if packed.data.flags.writeable else packed.data.copy()
-    return torch.from_numpy(data).view(dtype).reshape(packed.shape)
+def _unpack_tensor(record: TensorRecord) -> Tensor:
+    name, shape, data = record
+    carrier, dtype = _read_as(name)
+    array: NDArray[Any] = np.ndarray(shape, carrier, cast(bytes, data))  # any buffer will do
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return tensor if dtype is None else tensor.view(dtype)
+
+
+@cache
+def _written_as(dtype: torch.dtype) -> tuple[str, torch.dtype]:
+    """A dtype's name, and the dtype of the same width as which numpy takes it: an integer one where numpy has none (bfloat16)."""
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except TypeError:
+        return str(dtype).removeprefix("torch."), _INTEGERS[dtype.itemsize]
+    return str(dtype).removeprefix("torch."), dtype
+
+
+@cache
+def _read_as(name: str) -> tuple[np.dtype[Any], torch.dtype | None]:
+    """The numpy dtype that carries torch's dtype of this name, and torch's own where the two differ."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise DataError(f"a tensor of dtype {name!r} arrived, which torch {torch.__version__} does not have; run one version")
+    _, carrier = _written_as(dtype)
+    return torch.empty(0, dtype=carrier).numpy().dtype, None if carrier is dtype else dtype
 
 
 def equal(left: Any, right: Any) -> bool:
@@ -118,5 +139,5 @@ def _arrays_equal(left: NDArray[Any], right: NDArray[Any]) -> bool:
 def describe(column: Tensor) -> str:
     """A column's kind for people: `int64[8, *]` for a jagged one, `float32[8, 3]` for a dense one."""
     name = str(column.dtype).removeprefix("torch.")
-    shape = [column.shape[0], "*", *column.values().shape[1:]] if jg.is_jagged(column) else list(column.shape)
+    shape = [jg.num_rows(column), "*", *jg.parts(column)[0].shape[1:]] if jg.is_jagged(column) else list(column.shape)
     return f"{name}[{', '.join(map(str, shape))}]"
