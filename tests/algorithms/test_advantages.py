@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from random import Random
 
 import numpy as np
@@ -64,6 +65,34 @@ def test_group_numbers_may_have_gaps() -> None:
 def test_a_score_that_is_not_finite_is_refused_by_row(bad: float) -> None:
     with pytest.raises(DataError, match=f"the score of row 2 is {bad}"):
         grpo_advantages(torch.tensor([0.0, 1.0, bad, bad]), torch.zeros(4, dtype=torch.int64))
+
+
+def scalar_advantage(row: int, scores: list[float], groups: list[int], *, norm_by_std: bool) -> float:
+    """The advantage of one row, as one reads the formula."""
+    own = [score for score, group in zip(scores, groups, strict=True) if group == groups[row]]
+    if len(set(own)) == 1:
+        return 0.0
+    centred = scores[row] - statistics.mean(own)
+    return centred / (statistics.stdev(own) + 1e-6) if norm_by_std else centred
+
+
+@pytest.mark.parametrize("norm_by_std", [True, False])
+@pytest.mark.parametrize(
+    ("scores", "groups"),
+    [
+        ([1.0, 2.0, 6.0], [0, 0, 0]),
+        ([5.0], [0]),
+        ([1.0, 9.0, 2.0, 6.0], [0, 1, 0, 0]),  # three and one, not side by side
+        ([9.0, 1.0, 8.0, 2.0, 6.0], [1, 0, 2, 0, 0]),
+    ],
+)
+def test_a_group_of_one_has_no_advantage_however_it_is_computed(
+    scores: list[float], groups: list[int], norm_by_std: bool
+) -> None:
+    """Field report H2: the vectorised form agrees with a scalar one, groups of one included."""
+    found = grpo_advantages(torch.tensor(scores), torch.tensor(groups), norm_by_std=norm_by_std)
+    expected = [scalar_advantage(row, scores, groups, norm_by_std=norm_by_std) for row in range(len(scores))]
+    assert found.tolist() == pytest.approx(expected, rel=1e-6)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-5, 5).map(lambda number: number / 8)), min_size=1, max_size=12))

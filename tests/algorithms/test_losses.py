@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from typing import get_args
 
 import pytest
 import torch
@@ -135,6 +136,30 @@ def test_likelihood_of_the_kept_tokens() -> None:
     assert gradients == [-1.0, 0.0, -1.0]
     assert found.terms == {"loss": 2.0}
     assert SFTLoss().is_needed(batch).tolist() == [True] * 3
+
+
+@pytest.mark.parametrize("mode", get_args(AggregationMode))
+@pytest.mark.parametrize("cut", [[4], [2, 2], [1, 3], [1, 1, 1, 1]])
+def test_the_loss_is_the_same_in_however_many_micro_batches(mode: AggregationMode, cut: list[int]) -> None:
+    """Field report G3: four rows at ratio 1 with advantages 1, 2, 3, -2 have the loss -1, also in four parts, and not -4."""
+    loss = PolicyLoss(0.2, 0.3, Aggregation(mode, 1.0 if mode == "seq-mean-token-sum-norm" else None))
+    advantages = [1.0, 2.0, 3.0, -2.0]
+    batch = policy_batch([[1]] * 4, [[-1.0]] * 4, [[advantage] for advantage in advantages])
+    count, value, gradients, start = loss.count(batch), 0.0, list[float](), 0
+    for size in cut:
+        found, part = run(loss, [-1.0] * size, batch[start : start + size])
+        value, start = value + float(found.total.detach()) / count, start + size
+        gradients += [gradient / count for gradient in part]
+    assert value == -1.0
+    assert gradients == [-advantage / 4 for advantage in advantages]
+
+
+def test_an_advantage_reaches_each_stretch_of_own_tokens_and_nothing_between_them() -> None:
+    """Field report H9: three steps of one trajectory, each elsewhere in the row; the tokens between them are not the policy's."""
+    mask = [0, 1, 1, 0, 0, 1, 0, 1, 0]
+    found, gradients = run(LOSS, [-1.0] * 9, policy_batch([mask], [[-1.0] * 9], [[2.0] * 9]))
+    assert gradients == [-2.0 * own for own in mask]
+    assert (found.count, float(found.total.detach())) == (4.0, -8.0)
 
 
 @pytest.mark.parametrize("key", ["response_mask", "old_log_probs", "advantages"])

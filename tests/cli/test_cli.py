@@ -33,7 +33,9 @@ def podium(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
         (["train", "nothing.yaml"], "no such file: nothing.yaml"),
         (["train"], "say what to train"),
         (["train", "--resume", "no/such/run"], "no run directory no/such/run"),
-        (["train", "spell_backward", "--resume", "runs/latest"], "takes no recipe"),
+        (["train", "spell_backward", "--resume", "runs/latest"], "takes KEY=VALUE, and no recipe (spell_backward)"),
+        (["train", "spell_backward", "model={pth: char_llama}"], "unknown key 'model.pth'; did you mean 'path'?"),
+        (["train", "spell_backward", "model=not/exist"], "no folder 'not/exist' here. As a hub id, OWNER/NAME, it is not in"),
         (["eval", "."], "is no run directory"),
         (["explain", "spell_backward", "sed=1"], "unknown key 'sed'; did you mean 'seed'?"),
         (["trian"], "No such command 'trian'"),
@@ -90,6 +92,27 @@ def test_recipes_and_explain():
     assert "total_steps: 3" in explained.stdout
 
 
+def test_a_section_with_a_shorthand_may_be_given_as_a_mapping():
+    explained = podium("explain", "spell_backward", "model={path: char_llama, dtype: float64}")
+    assert explained.returncode == 0, explained.stderr
+    assert "dtype: float64" in explained.stdout
+
+
+def test_a_resumed_run_takes_overrides_and_names_edits(tmp_path):
+    overrides = [*SMALL, "warmup.steps=0", "trainer.total_steps=1", f"run_root={tmp_path}/runs"]
+    assert podium("train", "spell_backward", *overrides).returncode == 0
+    run = (tmp_path / "runs" / "latest").resolve()
+    longer = podium("train", "--resume", str(run), "trainer.total_steps=2")
+    assert longer.returncode == 0, longer.stderr
+    assert "trainer.total_steps: was 1, is 2" in longer.stderr
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("clip_ratio_high: 0.28", "clip_ratio_high: 0.3"))
+    edited = podium("train", "--resume", str(run))
+    assert edited.returncode == 2
+    assert "actor.clip_ratio_high: was 0.28, is 0.3" in edited.stderr
+    assert "Traceback" not in edited.stderr
+
+
 def test_a_written_out_recipe_trains_and_eval_agrees_with_the_report(tmp_path):
     overrides = [*SMALL, "warmup.steps=20", "trainer.total_steps=1", f"run_root={tmp_path}/runs"]
     explained = podium("explain", "spell_backward", *overrides)
@@ -100,7 +123,7 @@ def test_a_written_out_recipe_trains_and_eval_agrees_with_the_report(tmp_path):
     assert "held-out, 16 problems" in trained.stdout
     assert str(run) in trained.stdout
     reported = json.loads((run / "report.json").read_text())["after"]
-    expected = {key: reported[key] for key in ("greedy_exact", "sampled_exact", "n")}
+    expected = {key: reported[key] for key in ("greedy_score", "sampled_score", "n")}
     assert json.loads(podium("eval", str(run), "--json").stdout) == expected
     bare = podium("eval", str(run / "hf"), "--recipe", str(tmp_path / "mine.yaml"), "--json")
     assert json.loads(bare.stdout) == expected

@@ -45,7 +45,22 @@ def test_the_example_of_the_docs_runs(example):
     assert len(steps) == 3
     assert all(row["reward/failed"] == 0 and 0 <= row["reward/exact/mean"] <= 1 for row in steps[1:])
     reported = json.loads((example / "runs" / "latest" / "report.json").read_text())["after"]
-    assert json.loads(scored.stdout) == {key: reported[key] for key in ("greedy_exact", "sampled_exact", "n")}
+    assert json.loads(scored.stdout) == {key: reported[key] for key in ("greedy_score", "sampled_score", "n")}
+
+
+def test_a_run_on_files_goes_on_and_is_scored_from_another_working_directory(example, tmp_path_factory):
+    assert podium("train", "sort.yaml", *SMALL, cwd=example).returncode == 0
+    elsewhere, run = tmp_path_factory.mktemp("elsewhere"), str(example / "runs" / "latest")
+    resumed = podium("train", "--resume", run, "trainer.total_steps=3", cwd=elsewhere)
+    assert resumed.returncode == 0, resumed.stderr
+    scored = podium("eval", run, cwd=elsewhere)
+    assert scored.returncode == 0, scored.stderr
+    assert "63 problems: mean reward 0." in scored.stdout  # the user's own reward is no percentage
+    assert [*elsewhere.iterdir()] == []
+    (example / "sort.jsonl").unlink()
+    gone = podium("eval", run, cwd=elsewhere)
+    assert gone.returncode == 2
+    assert f"task.train_files: no such file: {(example / 'sort.jsonl').resolve()}" in gone.stderr
 
 
 def test_the_docs_name_settings_that_exist():
@@ -82,6 +97,24 @@ def test_a_reward_that_fails_while_running_is_exit_code_1_with_the_users_lines(e
     assert "failed: all 63 responses could not be scored; the reward raised ZeroDivisionError" in result.stderr
     assert 'reward.py", line 2, in score' in result.stderr
     assert "site-packages" not in result.stderr
+
+
+def test_ctrl_c_while_a_run_is_checked_is_one_line(example):
+    slow = "import time\nopen('checking', 'w').close()\ntime.sleep(60)\n"
+    (example / "reward.py").write_text(slow + (example / "reward.py").read_text())
+    command = [sys.executable, "-m", "podium.cli.main", "train", "sort.yaml"]
+    with subprocess.Popen(
+        command, cwd=example, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        deadline = time.monotonic() + 120
+        while not (example / "checking").exists():
+            assert time.monotonic() < deadline
+            assert running.poll() is None, running.communicate()
+            time.sleep(0.05)
+        os.kill(running.pid, signal.SIGINT)
+        output, errors = running.communicate(timeout=30)
+    assert (running.returncode, output, errors) == (130, "", "interrupted; no run was started or changed\n")
+    assert not (example / "runs").exists()
 
 
 def test_ctrl_c_leaves_no_process_of_the_reward(example):

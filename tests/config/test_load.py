@@ -64,6 +64,9 @@ def test_yaml_reads_back_equal(tmp_path):
         ("actor.clip_ratio_c=1", "actor.clip_ratio_c: input should be greater than 1, got 1"),
         ("actor.entropy_coeff=-0.1", "actor.entropy_coeff: input should be greater than or equal to 0"),
         ("actor.kl_loss_coef=inf", "actor.kl_loss_coef"),
+        ("model.dtype=float16", "model.dtype: float16 needs a scaled loss"),
+        ("actor.engine.compute_dtype=float16", "actor.engine.compute_dtype: float16 needs a scaled loss"),
+        ("actor.engine.compute_dtype=bf16", "input should be 'bfloat16', got 'bf16'"),
         ("seed", "an override is written key=value, got 'seed'"),
         ("seed=[1", "the overrides cannot be read"),
     ],
@@ -149,6 +152,14 @@ def test_every_recipe_passes_with_and_without_its_warm_up():
 
 def test_bfloat16_is_refused_only_where_it_is_trained():
     check_arithmetic(resolve(SETTINGS, ["model.dtype=bfloat16"]), is_trained=False)
+
+
+def test_mixed_precision_is_told_and_off_by_default():
+    assert not any("bfloat16" in line for line in explain(resolve(SETTINGS)))
+    config = resolve(SETTINGS, ["actor.engine.compute_dtype=bfloat16"])
+    check_arithmetic(config)
+    line = "passes of warm-up, actor and reference in bfloat16; parameters, gradient sums and optimizer in float32"
+    assert line in explain(config)
 
 
 def test_a_model_that_moved_is_loaded_in_the_same_way():
@@ -240,6 +251,11 @@ def test_dr_grpo_is_three_settings():
         (["reward.function=:score"], "got ':score'"),
         (["reward.timeout_s=0"], "reward.timeout_s: input should be greater than 0"),
         (["reward.failure_value=.nan"], "reward.failure_value: input should be a finite number"),
+        (
+            ["reward.failure_value=1e39"],
+            "reward.failure_value: is infinite in float32, in which rewards are kept: use a number of at most 3.4e38, got 1e+39",
+        ),
+        (["reward.max_retries=-1"], "reward.max_retries: input should be greater than or equal to 0, got -1"),
     ],
 )
 def test_settings_of_a_task_and_a_reward_that_do_not_go_together(overrides, expected):

@@ -57,12 +57,13 @@ def engine_of(
     budget: int = 64,
     seed: int = 0,
     total_steps: int = 10,
+    compute_dtype: Literal["bfloat16"] | None = None,
     **optim: Any,
 ) -> FSDP2Engine:
     """An engine with a learning rate that moves things, and an epsilon that does not blow rounding up."""
     return FSDP2Engine(
         model_of(model) if isinstance(model, str) else model,
-        EngineConfig(max_tokens_per_micro_batch=budget, layout=layout),
+        EngineConfig(max_tokens_per_micro_batch=budget, layout=layout, compute_dtype=compute_dtype),
         OptimConfig(**{"lr": 0.01, "eps": 1e-4, **optim}),
         total_steps=total_steps,
         seed=seed,

@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from podium.config import RewardConfig
 from podium.errors import ConfigError, RewardError
-from podium.tasks import Failed, RewardInputs, Score, Scorer, check_reward
-from podium.tasks.outcomes import outcome_of
+from podium.tasks import Failed, RewardInputs, Score, Scorer, check_reward, reward_pool
+from podium.tasks.outcomes import LARGEST, outcome_of
 from tests.tasks.builders import Rows, reward_config, reward_file
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,11 @@ def test_a_number_or_a_dict_with_a_score_is_a_score(result, expected):
         ({"acc": 1.0}, "returned a dict without 'score': {'acc': 1.0}"),
         ({"score": None}, "'score' is None (NoneType)"),
         ({"score": math.nan}, "'score' is nan (float)"),
+        (1e308, "returned 1e+308 (float), which is infinite in float32 (largest: 3.4e+38); a"),
+        (-1e308, "returned -1e+308 (float), which is infinite in float32"),
+        ({"score": 10**300}, "'score' is 1000000000"),
+        (10**400, "returned 1000000000"),
+        pytest.param(-(10**5000), "returned what cannot be shown (ValueError: Exceeds the limit (4300 digits)", id="long"),
     ],
 )
 def test_anything_else_failed_and_says_what_it_was(result, expected):
@@ -90,6 +96,27 @@ def test_anything_else_failed_and_says_what_it_was(result, expected):
     assert isinstance(outcome, Failed)
     assert expected in outcome.reason
     assert "a reward is a finite number, or a dict that holds one under 'score'" in outcome.reason
+
+
+@pytest.mark.parametrize("value", [LARGEST, -LARGEST, 1e-320, 0.0])
+def test_the_largest_and_smallest_numbers_of_float32_are_rewards(value):
+    assert outcome_of({"score": value, "twice": value}) == Score(value, {"twice": value})
+    assert math.isfinite(float(torch.tensor(value)))
+    assert math.isinf(float(torch.tensor(LARGEST * 1.001)))
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (math.nan, "returned 'length' as nan (float), which is not finite; "),
+        (Scalar(-math.inf), "(Scalar), which is not finite; "),
+        (1e39, "returned 'length' as 1e+39 (float), which is infinite in float32 (largest: 3.4e+38); "),
+    ],
+)
+def test_a_number_beside_the_score_that_would_spoil_its_mean_failed_and_is_named(number, expected):
+    outcome = outcome_of({"score": 1.0, "fine": 2, "length": number})
+    assert isinstance(outcome, Failed)
+    assert expected + "the numbers beside 'score' are averaged: give a finite one, or none" in outcome.reason
 
 
 # -- the function -------------------------------------------------------------------------------------------------------
@@ -202,6 +229,14 @@ def test_a_file_or_module_that_is_not_there(function, expected):
     with pytest.raises(ConfigError) as caught:
         check_reward(RewardConfig(function=function))
     assert expected in str(caught.value)
+
+
+def test_an_import_that_hangs_is_told_as_such_with_the_line_that_it_is_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(reward_pool, "START_LIMIT_S", 4.0)
+    config = reward_config(tmp_path, "import time\ntime.sleep(600)\ndef score(**kwargs): return 1")
+    with pytest.raises(ConfigError, match=r"the import of .*reward\.py:score hangs: it had not ended after 4 s") as caught:
+        check_reward(config)
+    assert 'reward.py", line 2 in <module>' in str(caught.value)
 
 
 def test_kwargs_may_not_hide_what_podium_gives(tmp_path):
@@ -356,6 +391,79 @@ def test_value_is_the_value_that_was_asked_for_and_counted(tmp_path):
     assert found.values == [1.0, -1.0, 0.0, 1.0]
     assert all(found.is_scored)
     assert found.metrics.to_floats()["reward/failed"] == 1.0
+
+
+@pytest.mark.parametrize("result", ["1e308", "{'score': 1.0, 'length': float('nan')}"])
+def test_a_number_that_spoils_the_rest_is_the_policys_and_names_row_and_value(tmp_path, result):
+    """Infinite once it is float32, or in a metric's mean: neither may reach the advantages or the log."""
+    code = f"def score(data_source, solution_str, ground_truth, extra_info): return {result} if solution_str == 'odd' else 1.0"
+    with pytest.raises(RewardError, match=r"the reward returned .*(1e\+308|'length' as nan) \(float\).* on row 1 \(uid u1,"):
+        rewards(reward_config(tmp_path, code), ["1", "odd"])
+    found = rewards(reward_config(tmp_path, code, on_failure="drop"), ["1", "odd"])
+    assert (found.is_scored, found.scored) == ([True, False], [1.0])
+    assert found.metrics.to_floats() == {"reward/failed": 1.0}
+
+
+class Flaky(Rows):
+    """A verifier that breaks on a response as often as the response says, and then scores it."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.calls: list[str] = []
+
+    def verify(self, problem, response):
+        self.calls.append(response)
+        if self.calls.count(response) <= int(response):
+            raise ConnectionError("try again")
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("max_retries", "is_scored", "num_retries", "calls"),
+    [
+        (0, [True, False, False], None, ["0", "1", "2"]),
+        (1, [True, True, False], 2.0, ["0", "1", "2", "1", "2"]),
+        (2, [True, True, True], 3.0, ["0", "1", "2", "1", "2", "2"]),
+        (9, [True, True, True], 3.0, ["0", "1", "2", "1", "2", "2"]),
+    ],
+)
+def test_retry_scores_what_failed_again_before_it_counts_as_failed(max_retries, is_scored, num_retries, calls):
+    """Field report I3: failures that pass, a verifier's server for one."""
+    task = Flaky(3)
+    found = Scorer(task, RewardConfig(max_retries=max_retries, on_failure="drop"))(task.train, ["0", "1", "2"])
+    assert found.is_scored == is_scored
+    assert task.calls == calls
+    assert found.metrics.to_floats().get("reward/retries") == num_retries
+    assert found.metrics.to_floats()["reward/failed"] == is_scored.count(False)
+
+
+def test_a_row_that_fails_every_time_fails_by_the_policy_and_says_how_often_it_was_tried():
+    task = Flaky(2)
+    with pytest.raises(
+        RewardError,
+        match=r"1 of 2 responses could not be scored in 3 tries each; the reward raised ConnectionError: try again on row 1",
+    ):
+        Scorer(task, RewardConfig(max_retries=2))(task.train, ["0", "5"])
+
+
+def test_a_response_that_took_its_process_down_is_tried_again_in_another(tmp_path):
+    config = reward_config(
+        tmp_path,
+        """
+        import os
+        from pathlib import Path
+        def score(data_source, solution_str, ground_truth, extra_info, *, folder):
+            if solution_str == "die" and not Path(folder, "died").exists():
+                Path(folder, "died").touch()
+                os._exit(9)
+            return float(solution_str == ground_truth)
+        """,
+        kwargs={"folder": str(tmp_path)},
+        max_retries=1,
+    )
+    found = rewards(config, ["7", "die", "8"])
+    assert found.values == [1.0, 0.0, 0.0]
+    assert found.metrics.to_floats() == {"reward/failed": 0.0, "reward/retries": 1.0}
 
 
 @pytest.mark.parametrize("policy", ["raise", "drop", "value"])

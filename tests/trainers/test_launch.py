@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -91,6 +92,56 @@ def test_a_reference_of_another_vocabulary_is_refused(tmp_path):
     save_model(load_model(ModelConfig(path="char_llama", override_config={"vocab_size": 120}), seed=0), str(folder))
     with pytest.raises(ConfigError, match=r"ref\.model: .* has a vocabulary of 120 tokens and the policy char_llama one of 99"):
         prepare(small_config(tmp_path, "actor.use_kl_loss=true", f"ref.model={folder}"))
+
+
+def test_the_warm_up_takes_the_actors_engine(groups, tmp_path):
+    """It had the defaults, whatever `actor.engine` said."""
+    config = small_config(tmp_path, "actor.engine.max_tokens_per_micro_batch=300", "actor.engine.layout=packed")
+    with pytest.raises(NotStartedError):
+        launch.warm_up(config, RunDirectory(tmp_path / "warmup"), prepare(config), None, Progress(Console(file=io.StringIO())))
+    assert groups[0][0].engine == config.actor.engine
+
+
+def test_a_target_of_the_warm_up_that_does_not_fit_is_refused_with_the_sum(tmp_path):
+    """BOS, a word of three and the newline, then a copy of the word and EOS."""
+    sizes = ("rollout.sampling.max_new_tokens=1", "actor.engine.max_tokens_per_micro_batch")
+    prepare(small_config(tmp_path, sizes[0], f"{sizes[1]}=9"))
+    with pytest.raises(ConfigError, match=r"5 tokens and its target \(answer\) 4 .*; 5 \+ 4 = 9 exceeds actor\.engine"):
+        prepare(small_config(tmp_path, sizes[0], f"{sizes[1]}=8"))
+    prepare(small_config(tmp_path, sizes[0], f"{sizes[1]}=8", "warmup.steps=0"))
+
+
+@pytest.mark.parametrize("setting", ["model", "ref.model"])
+def test_damaged_weights_are_found_before_anything_starts(tmp_path, setting):
+    """They were found by the ranks, with a run directory made and a traceback of a worker."""
+    folder = tmp_path / "model"
+    save_model(load_model(ModelConfig(path="char_llama"), seed=0), str(folder))
+    launch.load_tokenizer(ModelConfig(path="char_llama")).save_pretrained(folder)
+    config = small_config(tmp_path, f"{setting}={folder}", "actor.use_kl_loss=true")
+    prepare(config)
+    (folder / "model.safetensors").write_bytes(b"garbage")
+    with pytest.raises(ConfigError, match=rf"{setting.replace('.', '[.]')}.*is no whole file of safetensors"):
+        prepare(config)
+
+
+def test_trackers_of_a_run_get_its_steps(tmp_path):
+    class Listing:
+        def __init__(self) -> None:
+            self.steps: list[int] = []
+            self.is_closed = False
+
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            assert "val/score/mean" in metrics
+            self.steps.append(step)
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    config, tracker = small_config(tmp_path, "warmup.steps=0", "trainer.total_steps=1"), Listing()
+    with Progress(Console(file=io.StringIO())) as progress:
+        launch.run(config, RunDirectory.create(config), prepare(config), progress, trackers=[tracker])
+    assert tracker.steps == [0, 1]
+    assert tracker.is_closed
 
 
 def test_an_override_that_the_model_does_not_know_is_found_before_anything_starts(tmp_path):

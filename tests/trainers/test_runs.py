@@ -65,7 +65,7 @@ def test_the_model_folder_loads_and_scores_as_reported(whole_run):
     config = small_config(whole_run.path.parent)
     scores = evaluate_model(config, ModelConfig(path=str(whole_run.hf)), prepare(config))
     reported = whole_run.read_report()["after"]
-    assert (scores.greedy_exact, scores.sampled_exact, scores.n) == (reported["greedy_exact"], reported["sampled_exact"], 16)
+    assert (scores.greedy_score, scores.sampled_score, scores.n) == (reported["greedy_score"], reported["sampled_score"], 16)
 
 
 def test_training_moves_the_weights_and_the_rollout_uses_them(whole_run, base):

@@ -207,7 +207,7 @@ def test_a_reward_function_over_a_dataset_of_reasoning_gym(tmp_path):
         assert scorer(task.train[:2], [task.train[0].answer, "x"]).values == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("go_on", [lambda run: training.resume(run, dry_run=True), lambda run: training.evaluate(run, None)])
+@pytest.mark.parametrize("go_on", [lambda run: training.resume(run, [], dry_run=True), lambda run: training.evaluate(run, None)])
 def test_a_run_does_not_go_on_with_other_problems_than_it_began_with(tmp_path, go_on):
     """Rows that were trained on would be held out after a change of the file, and the other way round."""
     config = config_of(tmp_path, sums(30))

@@ -12,16 +12,31 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from podium.cli.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 from podium.errors import ConfigError, PodiumError, TaskError
 
 if TYPE_CHECKING:
     from podium.config import RunConfig
 
+
+class _Commands(TyperGroup):
+    """Says a word when Ctrl-C ends a command, wherever it is; a run that trains says its own (`training.start`)."""
+
+    def invoke(self, ctx: Any) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("interrupted; no run was started or changed", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Podium: RL post-training of language models, conducted by one program.",
     no_args_is_help=True,
     add_completion=False,
@@ -37,19 +52,19 @@ def train(
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the arithmetic, start nothing.")] = False,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with a run directory, from its last checkpoint.")
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with a run directory, from its last checkpoint; KEY=VALUE changes its settings."),
     ] = None,
 ) -> None:
     """Train a model: a recipe or YAML file with overrides, or what is left of a run."""
     if resume is not None:
-        if source or overrides:
-            raise ConfigError(
-                "a resumed run keeps the settings in its config.yaml: --resume RUN takes no recipe and no KEY=VALUE"
-            )
+        changes = [text for text in (source, *(overrides or [])) if text is not None]
+        if source is not None and "=" not in source:
+            raise ConfigError(f"a resumed run has its own settings: --resume RUN takes KEY=VALUE, and no recipe ({source})")
         require_run(resume, "")
         from podium.cli import training
 
-        training.resume(resume, dry_run=dry_run)
+        training.resume(resume, changes, dry_run=dry_run)
     elif source is None:
         raise ConfigError(
             "say what to train: podium train RECIPE_OR_YAML, or podium train --resume RUN; `podium recipes` lists recipes"
@@ -73,11 +88,13 @@ def evaluate(
         require_run(run, f"; for a bare model say which task: podium eval {run} --recipe NAME")
     from podium.cli import training
 
-    scores = training.evaluate(run, config)
+    scores, config = training.evaluate(run, config)
     if as_json:
         typer.echo(json.dumps(asdict(scores)))
     else:
-        typer.echo(f"held-out, {scores.n} problems: {scores.greedy_exact:.1%} greedy, {scores.sampled_exact:.1%} sampled")
+        unit, form = training.unit_of(config)
+        greedy, sampled = form.format(scores.greedy_score), form.format(scores.sampled_score)
+        typer.echo(f"held-out, {scores.n} problems: {unit} {greedy} greedy, {sampled} sampled")
 
 
 @app.command()
@@ -125,9 +142,9 @@ def main() -> None:
     try:
         app()
     except (ConfigError, TaskError) as exc:
-        _fail(f"error: {exc}", 2)
+        _fail(f"error: {exc}", BAD_INPUT)
     except PodiumError as exc:
-        _fail(f"failed: {exc}", 1)
+        _fail(f"failed: {exc}", FAILED)
 
 
 def _fail(message: str, code: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from podium.cli.exit_codes import INTERRUPTED
 from podium.config import RunConfig, explain
 from podium.errors import ConfigError
 from podium.observability import Progress
 from podium.tasks import Task
 from podium.trainers import RunDirectory, Scores, evaluate_model, run
+from podium.trainers.paths import anchored
 from podium.trainers.preflight import prepare
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
 
 
 def start(config: RunConfig, *, dry_run: bool) -> None:
     """Check a config, then make a run directory and train in it."""
+    config = anchored(config)  # before a link in it such as runs/latest moves to the new run
     task = prepare(config)
     if dry_run:
         _explain(config, task)
@@ -29,9 +30,9 @@ def start(config: RunConfig, *, dry_run: bool) -> None:
         _train(config, RunDirectory.create(config), task)
 
 
-def resume(path: Path, *, dry_run: bool) -> None:
-    """Go on with an existing run."""
-    directory, config = RunDirectory.open(path)
+def resume(path: Path, overrides: Sequence[str], *, dry_run: bool) -> None:
+    """Go on with an existing run, with the settings it has but for the overrides."""
+    directory, config = RunDirectory.open(path, overrides)
     task = prepare(config)
     directory.check_task(task)
     if dry_run:
@@ -40,11 +41,13 @@ def resume(path: Path, *, dry_run: bool) -> None:
         _train(config, directory, task)
 
 
-def evaluate(path: Path, bare_model_config: RunConfig | None) -> Scores:
-    """Held-out scores of a run's model, or of a bare model folder under another config's task."""
+def evaluate(path: Path, bare_model_config: RunConfig | None) -> tuple[Scores, RunConfig]:
+    """Held-out scores of a run's model, or of a bare model folder under another config's task, and the config that asked."""
     directory = None
     if bare_model_config is not None:
-        config, model = bare_model_config, bare_model_config.model.moved_to(str(path))
+        moved = bare_model_config.model.moved_to(str(path))
+        config = anchored(bare_model_config.model_copy(update={"model": moved}))
+        model = config.model
     else:
         directory, config = RunDirectory.open(path)
         model = config.model.moved_to(str(directory.hf))
@@ -53,7 +56,7 @@ def evaluate(path: Path, bare_model_config: RunConfig | None) -> Scores:
     task = prepare(config.model_copy(update={"model": model}), is_trained=False)
     if directory is not None:
         directory.check_task(task)
-    return evaluate_model(config, model, task)
+    return evaluate_model(config, model, task), config
 
 
 def _explain(config: RunConfig, task: Task) -> None:
@@ -70,27 +73,27 @@ def _train(config: RunConfig, directory: RunDirectory, task: Task) -> None:
     try:
         with Progress(console, title=config.name) as progress:
             run(config, directory, task, progress)
+        _print_report(console, config, directory)
     except KeyboardInterrupt:
-        steps = sorted(int(folder.name.removeprefix("step-")) for folder in directory.checkpoints.glob("step-*"))
-        kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "no step of RL was saved yet"
+        step = directory.saved_step
+        kept = "no step of RL was saved yet" if step is None else f"the checkpoint of step {step} is kept"
         console.print(
             f"\ninterrupted; {kept}. Go on with: podium train --resume {directory.path}", highlight=False, soft_wrap=True
         )
         raise typer.Exit(INTERRUPTED) from None
-    _print_report(console, config, directory)
 
 
 def _print_report(console: Console, config: RunConfig, directory: RunDirectory) -> None:
     report = directory.read_report()
-    before, after = report["before"], report["after"]
-    scores = Table(title=f"held-out, {after['n']} problems never trained on", title_justify="left")
-    for column in ("", "before", "after"):
+    found = {when: report[when] for when in ("before", "after") if when in report}
+    scores = Table(title=f"held-out, {report['after']['n']} problems never trained on", title_justify="left")
+    for column in ("", *found):
         scores.add_column(column, justify="right" if column else "left")
-    unit, form = ("exact match", "{:.1%}") if config.reward.function is None else ("mean reward", "{:.4g}")
-    for label, key in ((f"greedy {unit}", "greedy_exact"), (f"sampled {unit}", "sampled_exact")):
-        scores.add_row(label, form.format(before[key]), form.format(after[key]))
+    unit, form = unit_of(config)
+    for label, key in ((f"greedy {unit}", "greedy_score"), (f"sampled {unit}", "sampled_score")):
+        scores.add_row(label, *(form.format(entry[key]) for entry in found.values()))
     console.print(scores)
-    console.print(_answers(before["answers"], after["answers"]))
+    console.print(_answers({when: entry["answers"] for when, entry in found.items()}))
     for name, path in (
         ("model", directory.hf),
         ("metrics", directory.path / "metrics.jsonl"),
@@ -100,10 +103,17 @@ def _print_report(console: Console, config: RunConfig, directory: RunDirectory) 
             console.print(f"{name}: {path}", highlight=False, soft_wrap=True)
 
 
-def _answers(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Table:
+def unit_of(config: RunConfig) -> tuple[str, str]:
+    """What a score of this run is, and the format to print it in: a user's own reward is no share of anything."""
+    return ("exact match", "{:.1%}") if config.reward.function is None else ("mean reward", "{:.4g}")
+
+
+def _answers(found: Mapping[str, list[dict[str, Any]]]) -> Table:
+    """The greedy answers side by side, a column for each time that they were taken."""
     table = Table(title="greedy answers", title_justify="left")
-    for column in ("prompt", "right answer", "before", "after"):
+    for column in ("prompt", "right answer", *found):
         table.add_column(column)
-    for old, new in zip(before, after, strict=True):
-        table.add_row(*(repr(text)[1:-1] for text in (old["prompt"].strip(), old["answer"], old["response"], new["response"])))
+    for entries in zip(*found.values(), strict=True):
+        texts = (entries[0]["prompt"].strip(), entries[0]["answer"], *(entry["response"] for entry in entries))
+        table.add_row(*(repr(text)[1:-1] for text in texts))
     return table

@@ -41,6 +41,8 @@ def explain(config: RunConfig) -> list[str]:
         f"{trainer.total_steps} steps x {steps_each} = {total_optimizer_steps(config)} optimizer steps in all",
         f"{trainer.total_steps} steps x {trainer.prompts_per_step} prompts = {prompts} prompts{_epochs(config, prompts)}",
     ]
+    if dtype := actor.engine.compute_dtype:
+        lines.append(f"passes of warm-up, actor and reference in {dtype}; parameters, gradient sums and optimizer in {config.model.dtype}")
     lines += _terms(config)
     if config.warmup.steps:
         lines.insert(0, f"warm-up: {config.warmup.steps} optimizer steps x {config.warmup.batch_rows} rows")
@@ -117,7 +119,7 @@ def _unfit_dtype(config: RunConfig) -> list[str]:
     return [
         "model.dtype=bfloat16 cannot be trained: weights of 8 significant bits round updates below 1/512 of their own size to "
         f"nothing, which is nearly all of them at RL's learning rates (actor.optim.lr={config.actor.optim.lr:g}). Use "
-        "model.dtype=float32; float32 weights computed in bfloat16 (mixed precision) are planned"
+        "model.dtype=float32, with actor.engine.compute_dtype=bfloat16 to compute in bfloat16 all the same (mixed precision)"
     ]
 
 

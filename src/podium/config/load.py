@@ -16,7 +16,8 @@ from podium.config.schema import RunConfig
 from podium.errors import ConfigError, nearest
 
 SHORTHANDS = {"model": "path"}
-"""Sections that may be given as one string, and the field that it means; as an override it replaces the whole section."""
+"""Sections that may be given as one string, and the field that it means; as an override, a string or a mapping, it replaces the
+whole section."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def resolve(base: Mapping[str, Any] | RunConfig, overrides: Sequence[str] = ()) 
             raise ConfigError(f"an override is written key=value, got {text!r}")
         if key in SHORTHANDS:
             settings.pop(key, None)
-            text = f"{key}.{SHORTHANDS[key]}={value}"
+            text = text if value.lstrip().startswith("{") else f"{key}.{SHORTHANDS[key]}={value}"
         changes.append(text)
     for key, field in SHORTHANDS.items():
         if isinstance(settings.get(key), str):

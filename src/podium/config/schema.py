@@ -27,6 +27,18 @@ def _paths(value: Any) -> Any:
     return (value,) if isinstance(value, str) else _tuple(value)
 
 
+def _not_float16(value: Any) -> Any:
+    if value == "float16":
+        raise ValueError("float16 needs a scaled loss, or gradients below 6e-8 become 0, and losses are not scaled; use bfloat16")
+    return value
+
+
+def _in_float32(value: float) -> float:
+    if abs(value) > 3.4e38:
+        raise ValueError(f"is infinite in float32, in which rewards are kept: use a number of at most 3.4e38, got {value}")
+    return value
+
+
 def _checked_pattern(pattern: str) -> str:
     try:
         groups = re.compile(pattern).groups
@@ -55,8 +67,9 @@ class ModelConfig(Settings):
     """A folder or hub id that transformers loads, or the name of a built-in architecture (`char_llama`) made from its config."""
     override_config: dict[str, Scalar] = {}
     """Attributes of the model's config to change, e.g. `{hidden_size: 96}`."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """dtype of the parameters. A model that is trained cannot be `bfloat16`: its optimizer would round small updates away."""
+    dtype: Annotated[Literal["float32", "bfloat16", "float64"], BeforeValidator(_not_float16)] = "float32"
+    """dtype of the parameters, whatever they are saved in. A model that is trained cannot be `bfloat16`: its optimizer would
+    round small updates away; `actor.engine.compute_dtype` computes in bfloat16 all the same."""
     trust_remote_code: bool = False
     """Passed to transformers; runs code that comes with the model."""
 
@@ -138,10 +151,12 @@ class RewardConfig(Settings):
     """Processes that score at the same time, each one response at a time."""
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     """Most seconds for one response; a process that takes longer is killed and replaced, and the response counts as failed."""
+    max_retries: Annotated[int, Field(ge=0)] = 0
+    """How often a response whose scoring failed, for whatever reason, is scored again before it counts as failed."""
     on_failure: Literal["raise", "drop", "value"] = "raise"
     """A response whose scoring failed: stop the run, leave the response out of the update, or give it `failure_value`."""
-    failure_value: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    """The reward of a failed response under `on_failure: value`."""
+    failure_value: Annotated[float, Field(allow_inf_nan=False), AfterValidator(_in_float32)] = 0.0
+    """The reward of a failed response under `on_failure: value`; as any reward, finite in float32."""
 
     @model_validator(mode="after")
     def _check_function(self) -> RewardConfig:
@@ -181,6 +196,9 @@ class EngineConfig(Settings):
     """Training backend."""
     max_tokens_per_micro_batch: Positive = 16384
     """Most tokens (padding included) in one forward pass of a rank; a longer row is an error."""
+    compute_dtype: Annotated[Literal["bfloat16"] | None, BeforeValidator(_not_float16)] = None
+    """dtype of forward and backward passes: `bfloat16` is mixed precision, with parameters, summed gradients and optimizer in
+    `model.dtype`; null: that dtype throughout. Log-probs, entropies and losses are computed from the logits in float32."""
     layout: Literal["auto", "bucketed", "packed", "shared"] = "auto"
     """`bucketed`: rows of like length side by side; `packed`: rows end to end; `shared`: the samples of a prompt behind it, so
     that it is computed once; `auto`: whichever is estimated to cost least. The numbers are the same."""

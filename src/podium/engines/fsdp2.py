@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Literal
 
@@ -21,6 +21,7 @@ from podium.engines.base import BaseEngine, StepResult
 from podium.engines.device import rng_devices
 from podium.engines.layouts import ModelInput, bucketed, packed, shared
 from podium.engines.micro_batch import CostModel, MicroBatch, Prompts, plan_micro_batches
+from podium.engines.precision import StandIns, prepare, sharding_policy
 from podium.engines.ranks import DataParallelRanks, fill, sharded_like, whole
 from podium.engines.schedule import lr_factor
 from podium.errors import EngineError
@@ -31,6 +32,10 @@ from podium.weights import named_weights
 
 logger = logging.getLogger(__name__)
 
+BETWEEN_SHAPES = 4
+"""Units in the last place of the largest logit by which passes of two shapes may differ. In bfloat16 on a CPU they were equal;
+a device with kernels of their own for masked passes may round otherwise. A wrong context is far off (SmolLM2-135M: by 19)."""
+
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -39,7 +44,8 @@ class FSDP2Engine(BaseEngine):
 
     The ranks are those of torch.distributed's default group, which must exist before the engine does; without one the
     engine is alone. `total_steps` is the number of optimizer steps after which a decaying schedule has ended; `seed` and
-    `rank` key dropout. Every rank must make the same calls.
+    `rank` key dropout. Every rank must make the same calls. With `engine.compute_dtype` forward and backward are in that dtype
+    and all else in the parameters' own, but a forward-only model is rounded to it for good.
     """
 
     def __init__(
@@ -57,7 +63,9 @@ class FSDP2Engine(BaseEngine):
         self.model: PreTrainedModel = model.to(self.device)  # type: ignore[arg-type] # transformers hides `to`'s signature
         self._ranks = DataParallelRanks(self.device)
         self.dp_rank, self.dp_size = self._ranks.rank, self._ranks.size
-        self._ranks.shard(self.model, set(getattr(model, "_no_split_modules", None) or ()))
+        dtype = prepare(self.model, engine.compute_dtype, is_trained=optim is not None)
+        self._ranks.shard(self.model, set(getattr(model, "_no_split_modules", None) or ()), sharding_policy(model, dtype))
+        self._stand_ins = StandIns(model, dtype) if dtype is not None and self.dp_size == 1 else None
         self._config, self._optim_config, self._total_steps = engine, optim, total_steps
         self._seed, self._rank = seed, rank
         self._adamw = None if optim is None else _adamw(model, optim)
@@ -112,13 +120,14 @@ class FSDP2Engine(BaseEngine):
         trial = MicroBatch(torch.arange(2), layout, torch.zeros(2, dtype=torch.int64) if layout == "shared" else None)
         with self._inferring():
             try:
-                alone = self._row_logits(_probe(rows[2:]).to(self.device), MicroBatch(torch.arange(1), "bucketed")).float()
-                packings = [self._row_logits(_probe(pair).to(self.device), trial).float()[2:] for pair in pairs]
+                alone = self._row_logits(_probe(rows[2:]).to(self.device), MicroBatch(torch.arange(1), "bucketed"))
+                packings = [self._row_logits(_probe(pair).to(self.device), trial)[2:] for pair in pairs]
             except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as exc:
                 logger.info("%s does not run in the layout %r: %s", type(self.model).__name__, layout, exc)
                 return False
-        mixed = float((packings[0] - packings[1]).abs().max())
-        return mixed <= 1e-5 * float(alone.abs().max()) and torch.allclose(alone, packings[0], rtol=1e-2, atol=1e-3)
+        mixed, largest = float((packings[0] - packings[1]).abs().max()), float(alone.abs().max())
+        rounding = max(1e-3, BETWEEN_SHAPES * torch.finfo(alone.dtype).eps * largest)
+        return mixed <= 1e-5 * largest and torch.allclose(alone, packings[0], rtol=1e-2, atol=rounding)
 
     def _token_outputs(
         self, rows: DataProto, micro: MicroBatch, temperature: float, *, with_entropy: bool = False
@@ -169,7 +178,8 @@ class FSDP2Engine(BaseEngine):
         optim = self._optim_config
         assert optim is not None  # `_training` has refused
         lr = optim.lr * lr_factor(optim, self.version, self._total_steps)
-        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), optim.clip_grad)))
+        masters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(masters, optim.clip_grad)))
         is_skipped = is_empty or not math.isfinite(norm)
         if not is_skipped:
             for group in self._optimizer.param_groups:
@@ -191,7 +201,8 @@ class FSDP2Engine(BaseEngine):
             # torch takes 64 bits of seed; any integer may be given as ours, a date for one
             torch.manual_seed(((self._seed * 1_000_003 + self._rank) * 1_000_003 + self.version) % 2**63)
             try:
-                yield
+                with self._computing():
+                    yield
             finally:
                 self._optimizer.zero_grad(set_to_none=True)
 
@@ -200,11 +211,15 @@ class FSDP2Engine(BaseEngine):
         was_training = self.model.training
         self.model.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._computing():
                 yield
         finally:
             self._ranks.reshard(self.model)
             self.model.train(was_training)
+
+    def _computing(self) -> AbstractContextManager[None]:
+        """The model in the dtype of its passes, where FSDP2 does not see to that."""
+        return self._stand_ins.in_place() if self._stand_ins else nullcontext()
 
     # -- state --------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -33,14 +33,17 @@ class DataParallelRanks:
         """The largest of a number over the ranks, the same on each."""
         return self._reduce(value, dist.ReduceOp.MAX)
 
-    def shard(self, model: nn.Module, block_names: set[str]) -> None:
-        """Spread the model's parameters over the ranks, in place: one unit per block, and one for the rest."""
+    def shard(self, model: nn.Module, block_names: set[str], policy: MixedPrecisionPolicy) -> None:
+        """Spread the model's parameters over the ranks, in place: one unit per block, and one for the rest.
+
+        `policy` says in which dtypes they are gathered and their gradients added up.
+        """
         if self._mesh is None:
             return
         for module in model.modules():
             if type(module).__name__ in block_names:
-                fully_shard(module, mesh=self._mesh)
-        fully_shard(model, mesh=self._mesh)
+                fully_shard(module, mesh=self._mesh, mp_policy=policy)
+        fully_shard(model, mesh=self._mesh, mp_policy=policy)
 
     def reshard(self, model: nn.Module) -> None:
         """Give back what a forward pass without a backward has gathered; otherwise its parameters would be plain tensors."""

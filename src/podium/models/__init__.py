@@ -2,13 +2,13 @@
 
 from podium.models.loading import (
     BUILT_IN,
-    check_model_path,
     eos_token_ids,
     load_model,
     load_model_config,
     load_tokenizer,
     save_model,
 )
+from podium.models.sources import check_model_path
 
 __all__ = [
     "BUILT_IN",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -113,21 +112,6 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             f"the tokenizer of {config.path} has no end-of-sequence token; set eos_token in its tokenizer_config.json"
         )
     return tokenizer
-
-
-def check_model_path(config: ModelConfig) -> None:
-    """ConfigError when `path` looks like a folder that is not there, or is no model; cheap, asks no hub and loads no weights."""
-    folder = Path(config.path).expanduser()
-    if config.path in BUILT_IN or (folder / "config.json").is_file():
-        return
-    if folder.exists():
-        raise ConfigError(f"model.path: {config.path} has no config.json; give a folder that save_pretrained wrote")
-    if config.path.startswith(("/", ".", "~")) or config.path.count("/") != 1:
-        hint = nearest(config.path, BUILT_IN)
-        raise ConfigError(
-            f"model.path: no folder {config.path!r}{hint or '.'} "
-            f"Give a folder, a hub id OWNER/NAME, or one of: {', '.join(BUILT_IN)}"
-        )
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

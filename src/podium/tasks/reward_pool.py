@@ -260,7 +260,11 @@ class RewardPool:
         self._processes.remove(process)
         tail = process.abort()
         if not process.is_ready:
-            raise ConfigError(f"reward.function: importing {self._spec.name} took over {START_LIMIT_S:g} s\n{tail}".rstrip())
+            raise ConfigError(
+                f"reward.function: the import of {self._spec.name} hangs: it had not ended after {START_LIMIT_S:g} s. A module "
+                "defines its functions and returns; what waits or takes long belongs into the function, under reward.timeout_s. "
+                f"It was at:\n{tail}".rstrip()
+            )
         outcomes[process.row] = Failed(f"timeout: took longer than reward.timeout_s ({self._timeout_s:g} s)", tail)
         self.start()
 

@@ -69,17 +69,33 @@ class Scorer:
 
     def __call__(self, problems: Sequence[Problem], responses: Sequence[str]) -> Rewards:
         """The rewards of a batch. RewardError under `on_failure: raise`, and under any policy when every row failed."""
-        outcomes = self.outcomes(problems, responses)
+        outcomes, num_retries = self._tried(problems, responses)
         failed = [row for row, outcome in enumerate(outcomes) if isinstance(outcome, Failed)]
         if failed and (self._config.on_failure == "raise" or len(failed) == len(outcomes)):
-            raise RewardError(_complaint(failed, outcomes, problems, responses))
+            raise RewardError(_complaint(failed, outcomes, problems, responses, self._config))
         if failed:
             first = _row(failed[0], outcomes, problems, responses)
             logger.warning("%d of %d responses could not be scored; %s", len(failed), len(outcomes), first)
-        return _settled(outcomes, self._config)
+        return _settled(outcomes, self._config, num_retries)
 
     def outcomes(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Outcome]:
-        """What scoring each row comes to, before any policy."""
+        """What scoring each row comes to, its retries included, before any policy."""
+        return self._tried(problems, responses)[0]
+
+    def _tried(self, problems: Sequence[Problem], responses: Sequence[str]) -> tuple[list[Outcome], int]:
+        """The last outcome of each row, and how many scores were tried again."""
+        outcomes, num_retries = self._once(problems, responses), 0
+        for _ in range(self._config.max_retries):
+            failed = [row for row, outcome in enumerate(outcomes) if isinstance(outcome, Failed)]
+            if not failed:
+                break
+            again = self._once([problems[row] for row in failed], [responses[row] for row in failed])
+            for row, outcome in zip(failed, again, strict=True):
+                outcomes[row] = outcome
+            num_retries += len(failed)
+        return outcomes, num_retries
+
+    def _once(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Outcome]:
         if self._pool is None:
             return [_verified(self._task, *row) for row in zip(problems, responses, strict=True)]
         return self._pool.score([self._request(*row) for row in zip(problems, responses, strict=True)])
@@ -110,12 +126,14 @@ def _verified(task: Task, problem: Problem, response: str) -> Outcome:
         return Failed(f"raised {type(exc).__name__}: {exc}", traceback.format_exc())
 
 
-def _settled(outcomes: Sequence[Outcome], config: RewardConfig) -> Rewards:
+def _settled(outcomes: Sequence[Outcome], config: RewardConfig, num_retries: int) -> Rewards:
     missing = config.failure_value if config.on_failure == "value" else math.nan
     values = [outcome.value if isinstance(outcome, Score) else missing for outcome in outcomes]
     is_scored = [not math.isnan(value) for value in values]
-    num_failed = sum(isinstance(outcome, Failed) for outcome in outcomes)
-    return Rewards(values, is_scored, Metrics({"reward/failed": Sum(num_failed), **_extra_metrics(outcomes)}))
+    counts = {"reward/failed": Sum(sum(isinstance(outcome, Failed) for outcome in outcomes))}
+    if config.max_retries:
+        counts["reward/retries"] = Sum(num_retries)
+    return Rewards(values, is_scored, Metrics({**counts, **_extra_metrics(outcomes)}))
 
 
 def _extra_metrics(outcomes: Sequence[Outcome]) -> Mapping[str, Mean]:
@@ -127,9 +145,16 @@ def _extra_metrics(outcomes: Sequence[Outcome]) -> Mapping[str, Mean]:
     return {f"reward/{name}/mean": Mean.of(found) for name, found in numbers.items()}
 
 
-def _complaint(failed: Sequence[int], outcomes: Sequence[Outcome], problems: Sequence[Problem], responses: Sequence[str]) -> str:
+def _complaint(
+    failed: Sequence[int],
+    outcomes: Sequence[Outcome],
+    problems: Sequence[Problem],
+    responses: Sequence[str],
+    config: RewardConfig,
+) -> str:
     number = f"all {len(outcomes)}" if len(failed) == len(outcomes) else f"{len(failed)} of {len(outcomes)}"
-    text = f"{number} responses could not be scored; {_row(failed[0], outcomes, problems, responses)}"
+    tries = f" in {config.max_retries + 1} tries each" if config.max_retries else ""
+    text = f"{number} responses could not be scored{tries}; {_row(failed[0], outcomes, problems, responses)}"
     if len(failed) == len(outcomes):
         return f"{text}\na run in which nothing can be scored stops whatever reward.on_failure says"
     return f"{text}\nmend the reward, or set reward.on_failure=drop (leave such rows out) or =value"

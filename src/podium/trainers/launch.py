@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from podium.config import EngineConfig, ModelConfig, RunConfig, total_optimizer_steps
+from podium.config import ModelConfig, RunConfig, total_optimizer_steps
+from podium.errors import DataError
 from podium.models import load_tokenizer
-from podium.observability import Progress, draw_curve
+from podium.observability import Progress, Tracker, draw_curve
 from podium.single_controller import Init, ResourcePool, Worker, WorkerGroup
 from podium.tasks import Scorer, Task
 from podium.trainers.evaluation import evaluate, greedy
+from podium.trainers.paths import anchored
 from podium.trainers.ppo import PPOTrainer
 from podium.trainers.run_directory import RunDirectory
-from podium.trainers.session import Session, is_complete_model, publish_model
+from podium.trainers.session import Session, publish_model
 from podium.trainers.sft import SFTTrainer
 from podium.workers import ActorRolloutRefWorker, PolicySpec, Role, TrainingSpec, TrainingWorker
+
+logger = logging.getLogger(__name__)
 
 W = TypeVar("W", bound=Worker)
 
@@ -25,19 +31,24 @@ WARMUP_SAVE_FREQ = 200
 """Steps of the warm-up between two checkpoints."""
 
 
-def run(config: RunConfig, directory: RunDirectory, task: Task, progress: Progress) -> None:
+def run(config: RunConfig, directory: RunDirectory, task: Task, progress: Progress, *, trackers: Sequence[Tracker] = ()) -> None:
     """Do a run, or what is left of one, in its directory: afterwards `hf/` holds the model and `report.json` the scores.
 
-    ConfigError when another process is at it, or when the task is not the one that the run began with.
+    `trackers` get the metrics of RL's steps, besides the run's own files and `tb/`.
+    ConfigError when another process is at it, when the task is not the one that the run began with, when a setting was changed
+    too late, or when something in the directory is damaged.
     """
+    config = anchored(config)
+    directory.check_files()
     with directory.locked():
+        directory.pin_settings(config)
         directory.pin_task(task)
         tokenizer = load_tokenizer(config.model)
-        if config.warmup.steps and not is_complete_model(directory.warmup.hf):
+        if config.warmup.steps and not directory.warmup.has_model:
             warm_up(config, directory.warmup, task, tokenizer, progress)
-        reinforce(config, directory, task, tokenizer, progress)
+        reinforce(config, directory, task, tokenizer, progress, trackers=trackers)
         if config.trainer.curve:
-            draw_curve(directory.path)
+            _draw_curve(directory)
 
 
 def warm_up(
@@ -45,7 +56,7 @@ def warm_up(
 ) -> None:
     """Supervised fine-tuning of the config's model into `hf/` of the warm-up's directory."""
     directory.path.mkdir(exist_ok=True)
-    spec = TrainingSpec(config.model, EngineConfig(), config.warmup.optim, config.warmup.steps, config.seed)
+    spec = TrainingSpec(config.model, config.actor.engine, config.warmup.optim, config.warmup.steps, config.seed)
     session = Session(
         directory,
         progress,
@@ -59,7 +70,13 @@ def warm_up(
 
 
 def reinforce(
-    config: RunConfig, directory: RunDirectory, task: Task, tokenizer: PreTrainedTokenizerBase, progress: Progress
+    config: RunConfig,
+    directory: RunDirectory,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Progress,
+    *,
+    trackers: Sequence[Tracker] = (),
 ) -> None:
     """RL from the warmed-up model, or from the config's own, into `hf/`."""
     trainer = config.trainer
@@ -72,6 +89,7 @@ def reinforce(
         keep=trainer.keep_checkpoints,
         total_steps=trainer.total_steps,
         tensorboard=trainer.tensorboard,
+        trackers=trackers,
     )
     spec = policy_spec(config, _start_model(config, directory))
     with (
@@ -87,10 +105,10 @@ def reinforce(
 
 @dataclass(frozen=True)
 class Scores:
-    """What `podium eval` prints."""
+    """What `podium eval` prints: mean scores, which are shares of exact matches where the reward is 0 or 1."""
 
-    greedy_exact: float
-    sampled_exact: float
+    greedy_score: float
+    sampled_score: float
     n: int
 
 
@@ -104,11 +122,11 @@ def evaluate_model(config: RunConfig, model: ModelConfig, task: Task) -> Scores:
         _group(config, Init(ActorRolloutRefWorker, policy_spec(config, model), role), "eval") as group,
     ):
         generate = group.call.generate_sequences
-        exact, sampled = (
+        likeliest, sampled = (
             evaluate(generate, scorer, task.held_out, tokenizer, how, step=step, chat_template=chat_template)
             for how in (greedy(sampling), sampling)
         )
-    return Scores(greedy_exact=exact.mean, sampled_exact=sampled.mean, n=len(task.held_out))
+    return Scores(greedy_score=likeliest.mean, sampled_score=sampled.mean, n=len(task.held_out))
 
 
 def policy_spec(config: RunConfig, model: ModelConfig) -> PolicySpec:
@@ -125,6 +143,14 @@ def _ref_model(config: RunConfig) -> ModelConfig | None:
 
 def _start_model(config: RunConfig, directory: RunDirectory) -> ModelConfig:
     return config.model.moved_to(str(directory.warmup.hf)) if config.warmup.steps else config.model
+
+
+def _draw_curve(directory: RunDirectory) -> None:
+    """A run whose rows were lost has nothing to draw, and is done all the same."""
+    try:
+        draw_curve(directory.path)
+    except DataError as exc:
+        logger.warning("curve.png is not drawn: %s", exc)
 
 
 def _group(config: RunConfig, init: Init[W], name: str) -> WorkerGroup[W]:

@@ -6,6 +6,7 @@ in `podium.algorithms`, the models are in the workers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,6 +27,8 @@ from podium.trainers import report
 from podium.trainers.evaluation import Evaluation, evaluate, greedy, response_texts
 from podium.trainers.session import Session, timed
 from podium.workers import ActorRolloutRefWorker
+
+logger = logging.getLogger(__name__)
 
 UPDATE_COLUMNS = ["input_ids", "responses", "response_mask", "old_log_probs", "advantages", "mini_batch"]
 
@@ -135,6 +138,8 @@ class PPOTrainer:
         """Take up the run: the step that is done. A fresh run is validated and saved as step 0."""
         done = self.session.begin("rl", self.policy.load_checkpoint, saves_step_zero=True)
         self.sync()
+        if done is not None and "before" not in self.session.run.read_report():
+            logger.warning("%s has no scores from before the run any more: it goes on without them", self.session.run.report)
         if done is None:
             self.report_held_out("before", step=0)
             self.session.end_step(0, self.validation(0), self.policy.save_checkpoint)
@@ -160,9 +165,9 @@ class PPOTrainer:
         """Greedy and sampled scores on the held-out split into `report.json`; nothing else ever reads that split."""
         sampling = self.config.rollout.sampling
         with self.session.spans("held_out"):
-            exact = self._evaluate(self.task.held_out, greedy(sampling), step)
+            likeliest = self._evaluate(self.task.held_out, greedy(sampling), step)
             sampled = self._evaluate(self.task.held_out, sampling, step)
-        self.session.run.write_report({when: report.held_out(self.task.held_out, exact, sampled)})
+        self.session.run.write_report({when: report.held_out(self.task.held_out, likeliest, sampled)})
 
     def _evaluate(self, problems: Sequence[Problem], sampling: SamplingConfig, step: int) -> Evaluation:
         generate, chat_template = self.policy.generate_sequences, self.config.task.chat_template

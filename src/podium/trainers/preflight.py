@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import TypeAlias
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -10,7 +12,10 @@ from podium.config import RunConfig, check
 from podium.datasets import prompt_tokens
 from podium.errors import ConfigError, MissingExtraError
 from podium.models import check_model_path, load_model_config, load_tokenizer
-from podium.tasks import Prompt, Task, build_task, check_disjoint, check_reward
+from podium.tasks import Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
+from podium.trainers.paths import anchored
+
+Limits: TypeAlias = Sequence[tuple[str, int]]
 
 
 def prepare(config: RunConfig, *, is_trained: bool = True) -> Task:
@@ -19,6 +24,7 @@ def prepare(config: RunConfig, *, is_trained: bool = True) -> Task:
     ConfigError, MissingExtraError or TaskError say what to change; nothing was written or started then.
     """
     check(config, is_trained=is_trained)
+    config = anchored(config)
     check_model_path(config.model)
     model_config = load_model_config(config.model).get_text_config()
     _check_extras(config)
@@ -29,7 +35,9 @@ def prepare(config: RunConfig, *, is_trained: bool = True) -> Task:
     task = build_task(config.task, exact_match=config.reward.function is None, count_tokens=lengths)
     check_disjoint(task)
     _check_sizes(config, task)
-    _check_lengths(config, task, lengths, model_config)
+    limits = _limits(config, model_config)
+    _check_lengths(config, task, lengths, limits)
+    _check_targets(config, task, lengths, limits, tokenizer)
     check_reward(config.reward)
     return task
 
@@ -104,14 +112,20 @@ def _check_extras(config: RunConfig) -> None:
             raise MissingExtraError(package.replace("_", "-"), extra, needed_for)
 
 
-def _check_lengths(config: RunConfig, task: Task, lengths: _PromptLengths, model_config: PreTrainedConfig) -> None:
-    problems = [*task.train, *task.validation, *task.held_out]
-    longest, uid = max((lengths(problem.prompt), problem.uid) for problem in problems)
-    new, budget = config.rollout.sampling.max_new_tokens, config.actor.engine.max_tokens_per_micro_batch
+def _limits(config: RunConfig, model_config: PreTrainedConfig) -> list[tuple[str, int]]:
+    """What a prompt and what follows it must fit into, each with its name."""
+    budget = config.actor.engine.max_tokens_per_micro_batch
     positions: int | None = getattr(model_config, "max_position_embeddings", None)
     limits = [(f"actor.engine.max_tokens_per_micro_batch ({budget})", budget)]
     if positions is not None:
         limits.append((f"the positions that {config.model.path} has (max_position_embeddings, {positions})", positions))
+    return limits
+
+
+def _check_lengths(config: RunConfig, task: Task, lengths: _PromptLengths, limits: Limits) -> None:
+    problems = [*task.train, *task.validation, *task.held_out]
+    longest, uid = max((lengths(problem.prompt), problem.uid) for problem in problems)
+    new = config.rollout.sampling.max_new_tokens
     for name, limit in limits:
         if longest + new > limit:
             raise ConfigError(
@@ -119,3 +133,23 @@ def _check_lengths(config: RunConfig, task: Task, lengths: _PromptLengths, model
                 f"{longest + new} exceeds {name}"
                 + ("; task.max_prompt_tokens with task.bad_rows=drop leaves long prompts out" if config.task.has_files else "")
             )
+
+
+def _check_targets(
+    config: RunConfig, task: Task, lengths: _PromptLengths, limits: Limits, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The warm-up's rows: a prompt and each target that may be drawn for it."""
+    if not config.warmup.steps:
+        return
+    name, limit = min(limits, key=lambda entry: entry[1])
+    for kind in config.warmup.targets:
+        for problem, text in zip(task.train, draw_targets(task.train, {kind: 1.0}, seed=0, step=0), strict=True):
+            prompt = lengths(problem.prompt)
+            if prompt + len(text.encode()) + 2 <= limit:  # a token has a byte at least, or is one that starts or ends the text
+                continue
+            target = len(tokenizer.encode(text, add_special_tokens=False)) + 1
+            if prompt + target > limit:
+                raise ConfigError(
+                    f"warm-up: the prompt {problem.uid} has {prompt} tokens and its target ({kind}) {target} with the end of "
+                    f"sequence; {prompt} + {target} = {prompt + target} exceeds {name}"
+                )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from podium.observability import RESPONSE_LENGTH, REWARD, Max, Mean, Metrics, Min, Sample, Sum
@@ -16,6 +17,45 @@ from podium.trainers.evaluation import Evaluation
 
 NUM_ANSWERS = 8
 """Held-out answers kept in `report.json`."""
+
+
+class Answer(BaseModel):
+    """A held-out problem and the greedy response to it; no score where it could not be scored."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    prompt: str
+    answer: str
+    response: str
+    score: float | None
+
+
+class HeldOut(BaseModel):
+    """What `report.json` holds under `before` and `after`: the mean scores of the held-out split, greedy and sampled.
+
+    A score is what the reward gives: the share of exact matches where that is 0 or 1, or the mean of a user's own reward.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    greedy_score: float
+    sampled_score: float
+    n: int
+    """Problems."""
+    failed: int
+    """Responses, greedy and sampled, that could not be scored."""
+    answers: list[Answer]
+    """The first few."""
+
+
+def check_report(report: Mapping[str, Any]) -> None:
+    """ValueError with the place and the reason when an entry is not what `held_out` makes."""
+    for when, entry in report.items():
+        try:
+            HeldOut.model_validate(entry)
+        except ValidationError as exc:
+            first = exc.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, (when, *first['loc'])))}: {first['msg']}") from exc
 
 
 def batch_metrics(batch: DataProto) -> Metrics:
@@ -68,15 +108,16 @@ def _sample(batch: DataProto, row: int) -> Sample:
     )
 
 
-def held_out(problems: Sequence[Problem], exact: Evaluation, sampled: Evaluation) -> dict[str, Any]:
-    """Scores as `podium eval --json` prints them, how many responses had none, and the first few greedy answers."""
-    rewards = exact.rewards
+def held_out(problems: Sequence[Problem], likeliest: Evaluation, sampled: Evaluation) -> dict[str, Any]:
+    """A `HeldOut` as plain values."""
+    rewards = likeliest.rewards
     values = [value if is_scored else None for value, is_scored in zip(rewards.values, rewards.is_scored, strict=True)]
-    rows = zip(problems[:NUM_ANSWERS], exact.responses, values, strict=False)
-    answers = [{"prompt": p.prompt_text, "answer": p.answer, "response": text, "score": value} for p, text, value in rows]
-    failed = exact.num_failed + sampled.num_failed
-    scores = {"greedy_exact": exact.mean, "sampled_exact": sampled.mean, "n": len(problems)}
-    return {**scores, "failed": failed, "answers": answers}
+    rows = zip(problems[:NUM_ANSWERS], likeliest.responses, values, strict=False)
+    answers = [Answer(prompt=p.prompt_text, answer=p.answer, response=text, score=value) for p, text, value in rows]
+    failed = likeliest.num_failed + sampled.num_failed
+    return HeldOut(
+        greedy_score=likeliest.mean, sampled_score=sampled.mean, n=len(problems), failed=failed, answers=answers
+    ).model_dump()
 
 
 def _mean(values: Tensor) -> Mean:

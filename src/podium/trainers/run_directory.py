@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import fcntl
-import json
+import logging
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podium.checkpoint import sync
 from podium.config import RunConfig, read_yaml, resolve, to_yaml
 from podium.errors import ConfigError
 from podium.tasks import Task, task_fingerprint
+from podium.trainers.json_files import read_json, write_json, write_text
+from podium.trainers.paths import anchored
+from podium.trainers.report import check_report
+from podium.trainers.settings import SettingsRecord
+
+logger = logging.getLogger(__name__)
+
+FOLDERS = ("checkpoints", "hf", "tb", "warmup")
+FILES = ("metrics.jsonl", "samples.jsonl", "report.json", "task.json", "settings.json", "reward.log", "curve.png", ".lock")
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of one run: `config.yaml`, `task.json` (the task's fingerprint), `metrics.jsonl`, `samples.jsonl`, `tb/`,
-    `curve.png`, `report.json`, `checkpoints/`, `hf/` (the trained model), and `warmup/` with the same files of the supervised
-    phase."""
+    """Paths of one run: `config.yaml`, `settings.json` (a record of it, which shows edits), `task.json` (the task's fingerprint),
+    `metrics.jsonl`, `samples.jsonl`, `tb/`, `curve.png`, `report.json`, `checkpoints/`, `hf/` (the trained model), and `warmup/`
+    with the same files of the supervised phase."""
 
     path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def settings(self) -> SettingsRecord:
+        return SettingsRecord(self.path / "settings.json")
 
     @property
     def checkpoints(self) -> Path:
@@ -46,10 +63,24 @@ class RunDirectory:
     def task(self) -> Path:
         return self.path / "task.json"
 
+    @property
+    def has_model(self) -> bool:
+        """Whether `hf/` is there, which is then whole (`publish_model`)."""
+        return (self.hf / "config.json").is_file()
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint by its name, whole or not; None without any."""
+        names = (re.fullmatch(r"step-(\d+)", path.name) for path in self.checkpoints.glob("step-*"))
+        return max((int(match[1]) for match in names if match), default=None)
+
     @classmethod
     def create(cls, config: RunConfig) -> RunDirectory:
-        """A new folder `NAME-YYYYmmdd-HHMMSS` under `config.run_root`, holding `config.yaml`; `latest` there links to it."""
-        root = Path(config.run_root)
+        """A new folder `NAME-YYYYmmdd-HHMMSS` under `config.run_root`, holding `config.yaml`; `latest` there links to it.
+
+        What is kept has absolute paths, so that the run can go on from any working directory.
+        """
+        root, config = Path(config.run_root), anchored(config)
         name = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
             path = root / f"{name}{suffix}"
@@ -59,15 +90,63 @@ class RunDirectory:
                 continue
             except OSError as exc:
                 raise ConfigError(f"run_root: no run directory can be made at {path}: {exc}") from exc
-            (path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+            run = cls(path)
+            run.config.write_text(to_yaml(config), encoding="utf-8")
+            run.settings.write(config)
             _link_latest(root, path.name)
-            return cls(path)
+            return run
         raise ConfigError(f"run_root: {root} holds a thousand runs called {name} already")
 
     @classmethod
-    def open(cls, path: Path) -> tuple[RunDirectory, RunConfig]:
-        """An existing run and its config. ConfigError when the folder holds no `config.yaml`."""
-        return cls(path.resolve()), resolve(read_yaml(path / "config.yaml"))
+    def open(cls, path: Path, overrides: Sequence[str] = ()) -> tuple[RunDirectory, RunConfig]:
+        """An existing run, and its config with `key=value` overrides in it; changes nothing.
+
+        ConfigError when the folder holds no `config.yaml`, when that was edited in a setting that matters and the overrides do
+        not say the same, when the run is too far for a change, or when something in the folder is damaged.
+        """
+        run = cls(path.resolve())
+        run.check_files()
+        written, recorded = anchored(resolve(read_yaml(run.config))), run.settings.read()
+        if recorded is None:
+            logger.warning("%s is gone: whether config.yaml was edited since the run began cannot be told", run.settings.path)
+        else:
+            run.settings.check_edits(written, anchored(resolve(recorded, overrides)), run.path)
+        config = anchored(resolve(written, overrides))
+        run.check_settings(config)
+        return run, config
+
+    def check_files(self) -> None:
+        """ConfigError for what cannot be read or written later: a folder in a file's place and the like, a damaged JSON file."""
+        for names, is_right, kind in ((FOLDERS, Path.is_dir, "folder"), (FILES, Path.is_file, "file")):
+            for found in (run.path / name for run in (self, self.warmup) for name in names):
+                if found.exists() and not is_right(found):
+                    raise ConfigError(f"{found} is no {kind}: move it away, and put back what was there")
+        self.settings.read()
+        self._fingerprint()
+        self.read_report()
+
+    def check_settings(self, config: RunConfig) -> None:
+        """ConfigError for a change of settings that comes too late: the warm-up's when it is done, fewer steps than were done."""
+        done, recorded = self.saved_step, self.settings.read()
+        if done is not None and config.trainer.total_steps < done:
+            raise ConfigError(
+                f"trainer.total_steps={config.trainer.total_steps}, but {self.path} has done {done}: it cannot have fewer"
+            )
+        if recorded is not None and recorded.warmup != config.warmup and (self.warmup.has_model or done is not None):
+            raise ConfigError(
+                f"warmup.*: the warm-up of {self.path} is done, so that a change has no effect; put the settings back, or start "
+                "a new run"
+            )
+
+    def pin_settings(self, config: RunConfig) -> None:
+        """Keep the settings that the run goes on with, after `check_settings`; what changed is logged and listed in
+        `settings.json`."""
+        config = anchored(config)
+        self.check_settings(config)
+        for change in self.settings.write(config, after_step=self.saved_step):
+            logger.warning("%s goes on with another setting: %s", self.path.name, change)
+        if not self.config.is_file() or anchored(resolve(read_yaml(self.config))) != config:
+            write_text(self.config, to_yaml(config))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -94,40 +173,40 @@ class RunDirectory:
         """Keep the task's fingerprint as that of the run, or where it has one, `check_task`."""
         self.check_task(task)
         if not self.task.is_file():
-            _write_json(self.task, {"fingerprint": task_fingerprint(task)})
+            write_json(self.task, {"fingerprint": task_fingerprint(task)})
 
     def check_task(self, task: Task) -> None:
         """ConfigError when these are not the problems that the run began with: what it trained on might now be held out."""
-        if not self.task.is_file():
-            return
-        known, found = json.loads(self.task.read_text(encoding="utf-8"))["fingerprint"], task_fingerprint(task)
-        if known != found:
+        known, found = self._fingerprint(), task_fingerprint(task)
+        if known is not None and known != found:
             raise ConfigError(
                 f"the problems of the task are not those that {self.path} began with (fingerprint {found[:12]}, {self.task.name} "
                 f"has {known[:12]}): the task's files, or the library that makes the problems, changed since. Put them back as "
                 "they were, or start a new run"
             )
 
+    def _fingerprint(self) -> str | None:
+        remedy = "put it back; without it nobody can tell whether held-out problems were trained on"
+        content = read_json(self.task, remedy=remedy)
+        if content is not None and not isinstance(content.get("fingerprint"), str):
+            raise ConfigError(f"{self.task} is damaged (it has no fingerprint): {remedy}")
+        return None if content is None else content["fingerprint"]
+
     def write_report(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Add entries to `report.json`, atomically; returns the whole report."""
         report = {**self.read_report(), **entries}
-        _write_json(self.report, report)
+        write_json(self.report, report)
         return report
 
     def read_report(self) -> dict[str, Any]:
-        """What was reported so far: held-out scores and answers, before and after."""
-        if not self.report.is_file():
-            return {}
-        report: dict[str, Any] = json.loads(self.report.read_text(encoding="utf-8"))
+        """What was reported so far: held-out scores and answers, `before` and `after`. ConfigError when it is damaged."""
+        remedy = "put it back, or remove it to go on without the scores in it"
+        report = read_json(self.report, remedy=remedy) or {}
+        try:
+            check_report(report)
+        except ValueError as exc:
+            raise ConfigError(f"{self.report} is damaged ({exc}): {remedy}") from exc
         return report
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Atomically: the file is the old one or the new one, never half of it, also after a power cut."""
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    sync(beside)
-    beside.replace(path)
 
 
 def _link_latest(root: Path, name: str) -> None:

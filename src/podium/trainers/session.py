@@ -7,7 +7,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from podium.checkpoint import CheckpointStore, sync
 from podium.errors import CheckpointError
-from podium.observability import THROUGHPUT, TOKENS_PER_S, Last, Metrics, Progress, Recorder, Sample, Spans
+from podium.observability import METRICS_FILE, THROUGHPUT, TOKENS_PER_S, Last, Metrics, Progress, Recorder, Sample, Spans, Tracker
 from podium.trainers.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -59,11 +59,12 @@ class Session:
         keep: int,
         total_steps: int,
         tensorboard: bool = False,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
         self.run, self.total_steps, self._num_ranks = run, total_steps, num_ranks
         self._progress, self._save_freq = progress, save_freq
         self._store = CheckpointStore(run.checkpoints, keep=keep)
-        self._recorder = Recorder(run.path, tensorboard=tensorboard)
+        self._recorder = Recorder(run.path, tensorboard=tensorboard, trackers=trackers)
         self.spans = Spans(progress.activity)
         self._clocks = Clocks()
 
@@ -77,7 +78,7 @@ class Session:
         """Load the newest complete checkpoint, if there is one, and cut what was logged after it; returns its step.
 
         CheckpointError when a phase that `saves_step_zero` has logged later steps and no checkpoint is left: going on would
-        begin again in silence.
+        begin again in silence. Rows of metrics that are gone cost a warning.
         """
         checkpoint = self._store.latest()
         done = checkpoint.step if checkpoint else None
@@ -90,6 +91,15 @@ class Session:
             raise CheckpointError(
                 f"{self.run.checkpoints} holds no checkpoint, but step {self._recorder.last_step} was logged: "
                 "put the checkpoints back, or start a new run"
+            )
+        last = self._recorder.last_step
+        if done and (last is None or last < done):
+            logger.warning(
+                "step %d of %s is saved, but %s %s; the rows in between are lost, the run goes on without them",
+                done,
+                self.run.path,
+                METRICS_FILE,
+                "is gone or empty" if last is None else f"ends at step {last}",
             )
         self._recorder.truncate_after(-1 if done is None else done)
         self._progress.start_phase(phase, self.total_steps, done_steps=done or 0)
@@ -142,11 +152,6 @@ def _peak_rss_gb() -> float:
     """Most memory that this process held, in GB; Linux counts kilobytes, macOS bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e9 if sys.platform == "darwin" else 1e6)
-
-
-def is_complete_model(folder: Path) -> bool:
-    """Whether `publish_model` finished this folder."""
-    return (folder / "config.json").is_file()
 
 
 def publish_model(folder: Path, save: Saver) -> None:

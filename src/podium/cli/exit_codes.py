@@ -1,0 +1,11 @@
+"""What the process says to the shell, besides 0."""
+
+from __future__ import annotations
+
+from typing import Final
+
+FAILED: Final = 1
+BAD_INPUT: Final = 2
+"""Nothing was started."""
+INTERRUPTED: Final = 130
+"""After Ctrl-C: 128 + SIGINT, as shells report it."""

@@ -1,0 +1,133 @@
+"""Whether what `model.path` names can be had: looked at before anything starts, without loading a weight.
+
+A folder's files of weights are opened as far as their headers. Of a hub id only this is known here: it is in the hub's cache, or
+the hub answers.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from huggingface_hub import constants, get_session, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
+
+from podium.config import ModelConfig
+from podium.errors import ConfigError, nearest
+from podium.models.loading import BUILT_IN
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HUB_TIMEOUT_S = 5.0
+"""How long the hub has to answer; left to itself, transformers tries six times over half a minute."""
+LFS_POINTER = b"version https://git-lfs"
+
+
+def check_model_path(config: ModelConfig) -> None:
+    """ConfigError when `path` looks like a folder that is not there, or is no model, or when its weights are missing or damaged;
+    also for a hub id that is not in the cache while the hub cannot be reached. Loads no weights."""
+    if config.path in BUILT_IN:
+        return
+    folder = Path(config.path).expanduser()
+    if (folder / "config.json").is_file():
+        _check_weights(folder)
+    elif folder.exists():
+        raise ConfigError(f"model.path: {config.path} has no config.json; give a folder that save_pretrained wrote")
+    elif config.path.startswith(("/", ".", "~")) or config.path.count("/") != 1:
+        raise ConfigError(
+            f"model.path: no folder {config.path!r}{nearest(config.path, BUILT_IN) or '.'} "
+            f"Give a folder, a hub id OWNER/NAME, or one of: {', '.join(BUILT_IN)}"
+        )
+    else:
+        _check_hub(config.path)
+
+
+# -- files of weights -----------------------------------------------------------------------------------------------------
+
+
+def _check_weights(folder: Path) -> None:
+    """Of safetensors, in the order in which transformers looks for them; what else it loads is its own to check."""
+    if (folder / WEIGHTS).is_file():
+        _tensor_names(folder / WEIGHTS)
+    elif (folder / INDEX).is_file():
+        _check_shards(folder / INDEX)
+    elif not [*folder.glob("pytorch_model*.bin")]:
+        found = ", ".join(sorted(path.name for path in folder.iterdir()))
+        raise ConfigError(f"model.path: {folder} has no weights: neither {WEIGHTS} nor {INDEX}; there are: {found}")
+
+
+def _check_shards(index: Path) -> None:
+    """Every shard of an index is there, whole, and holds the weights that the index looks for in it."""
+    wanted: dict[str, set[str]] = {}
+    for name, shard in _weight_map(index).items():
+        wanted.setdefault(shard, set()).add(name)
+    for shard, names in sorted(wanted.items()):
+        if not (index.parent / shard).is_file():
+            raise ConfigError(
+                f"model.path: {index.parent} lacks {shard}, one of {len(wanted)} files of weights that its {index.name} names: "
+                "fetch or copy the model again"
+            )
+        if missing := sorted(names - _tensor_names(index.parent / shard)):
+            raise ConfigError(f"model.path: {index.parent / shard} lacks {len(missing)} weights of the index: {missing[0]}, ...")
+
+
+def _weight_map(index: Path) -> Mapping[str, str]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise ConfigError(f"model.path: {index} is damaged, it has no weight_map: {type(exc).__name__}: {exc}") from exc
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise ConfigError(f"model.path: {index} is damaged: weight_map must hold a file's name for each weight")
+    return weight_map
+
+
+def _tensor_names(path: Path) -> set[str]:
+    """The names in a file's header, which must fit the file's length."""
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
+        if is_pointer:
+            raise ConfigError(f"model.path: {path} is a pointer of Git LFS, not the weights: run git lfs pull in its folder")
+        with safe_open(path, framework="pt") as tensors:
+            return set(tensors.keys())
+    except (OSError, SafetensorError) as exc:
+        raise ConfigError(
+            f"model.path: {path}, of {path.stat().st_size} bytes, is no whole file of safetensors ({exc}): fetch or copy it again"
+        ) from exc
+
+
+# -- the hub ------------------------------------------------------------------------------------------------------------
+
+
+def _check_hub(hub_id: str) -> None:
+    try:
+        is_cached = isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
+    except HFValidationError as exc:
+        raise ConfigError(f"model.path: {hub_id!r} is neither a folder nor a hub id: {exc}") from exc
+    if not is_cached and (reason := _unreachable()):
+        raise ConfigError(
+            f"model.path: no folder {hub_id!r} here. As a hub id, OWNER/NAME, it is not in the cache, and the hub cannot be "
+            f"reached: {reason}. Give a folder or one of: {', '.join(BUILT_IN)}; or go online"
+        )
+
+
+def _unreachable() -> str | None:
+    """Why the hub does not answer, None when it does. On a thread, since looking up a host's name knows no limit."""
+    outcome: SimpleQueue[str | None] = SimpleQueue()
+    threading.Thread(target=_ask_hub, args=(outcome,), name="hub", daemon=True).start()
+    try:
+        return outcome.get(timeout=HUB_TIMEOUT_S)
+    except Empty:
+        return f"{constants.ENDPOINT} did not answer within {HUB_TIMEOUT_S:g} s"
+
+
+def _ask_hub(outcome: SimpleQueue[str | None]) -> None:
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
+    except Exception as exc:  # the rim of a network library, whose error types change with its version
+        outcome.put(str(exc) or type(exc).__name__)
+    else:
+        outcome.put(None)
