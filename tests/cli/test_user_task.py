@@ -75,7 +75,7 @@ def test_the_docs_name_settings_that_exist():
     [
         (["task.train_files=[srot.jsonl]"], "error: task.train_files: no such file: srot.jsonl"),
         (["task.name=spell_backward"], "a task is either a dataset of reasoning-gym (task.name) or your own rows"),
-        (["task.max_prompt_tokens=5"], "1281 of 1930 rows do not fit:\n  sort.jsonl row 2: the prompt has 6 tokens"),
+        (["task.max_prompt_tokens=5"], "sort.jsonl row 2: the prompt has 6 tokens"),
         (["reward.function=reward.py:scoer"], "reward.py has no function 'scoer'; did you mean 'score'?"),
         (["reward.kwargs.bonus=1"], "got an unexpected keyword argument 'bonus'"),
         (["reward.function=score"], "is path/to/file.py:function or package.module.function, got 'score'"),
