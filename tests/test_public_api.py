@@ -46,8 +46,15 @@ SURFACE = {
         BaseRollout build_rollout
     """,
     "podium.single_controller": """
-        CAPABILITIES Capabilities Copy Dispatch DispatchMode Execute GroupCall GroupFuture Init MAGIC_ATTR Mesh PerRank
-        Registration ResourcePool Worker WorkerGroup make_nd_compute_dataproto_dispatch_fn register
+        CallStatus CAPABILITIES Capabilities ClassWithInitArgs collect_all_to_all collect_dp_compute_data_proto
+        collect_nd_compute_dataproto ColocatedWorker Copy create_colocated_worker_cls
+        create_colocated_worker_cls_fused create_colocated_worker_raw_cls DataProtoFuture Dispatch dispatch_all_to_all
+        dispatch_dp_compute dispatch_dp_compute_data_proto dispatch_nd_compute_dataproto dispatch_one_to_all
+        DispatchMode Execute extract_pg_from_exist FutureList get_predefined_dispatch_fn GroupCall GroupFuture
+        GroupStatus Init MAGIC_ATTR make_nd_compute_dataproto_dispatch_fn merge_resource_pool Mesh PerRank
+        RayClassWithInitArgs RayResourcePool RayWorkerGroup register register_dispatch_mode Registration ResourcePool
+        ResourcePoolManager Route sort_placement_group_by_node_ip split_resource_pool State SubRayResourcePool
+        update_dispatch_mode Worker WorkerGroup
     """,
     "podium.tasks": """
         CountTokens Failed Message Outcome Problem Prompt RewardInputs Rewards Score Scorer Split Task build_task

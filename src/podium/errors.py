@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Self
 
 
 class PodiumError(Exception):
@@ -105,19 +105,44 @@ class Origin:
 class WorkerError(PodiumError, RuntimeError):
     """A rank raised. Carries where (`origin`), what (`cause_type`, `cause_message`) and the remote traceback.
 
-    `consequences` are the failures of other ranks in the same call, the cause itself left out.
+    `consequences` are the failures of other ranks in the same call, the cause itself left out. `last_words` is what the
+    rank's process wrote last, and of one that crashed where it was.
     """
 
     def __init__(
-        self, origin: Origin, *, cause_type: str, cause_message: str, remote_traceback: str, consequences: tuple[str, ...] = ()
+        self,
+        origin: Origin,
+        *,
+        cause_type: str,
+        cause_message: str,
+        remote_traceback: str,
+        consequences: tuple[str, ...] = (),
+        last_words: str = "",
     ) -> None:
         self.origin = origin
         self.cause_type = cause_type
         self.cause_message = cause_message
         self.remote_traceback = remote_traceback
         self.consequences = consequences
+        self.last_words = last_words
         folded = "".join(f"\n  also: {line}" for line in consequences)
-        super().__init__(f"{cause_type}: {cause_message}\n  in {origin}{folded}\n{remote_traceback}".rstrip())
+        behind = "\n".join(part.rstrip() for part in (remote_traceback, last_words) if part)
+        super().__init__(f"{cause_type}: {cause_message}\n  in {origin}{folded}\n{behind}".rstrip())
+
+    def explained(self, consequences: tuple[str, ...], last_words: str) -> Self:
+        """The same error with what was learnt after it happened."""
+        if not consequences and not last_words:
+            return self
+        error = type(self)(
+            self.origin,
+            cause_type=self.cause_type,
+            cause_message=self.cause_message,
+            remote_traceback=self.remote_traceback,
+            consequences=consequences,
+            last_words=last_words,
+        )
+        error.__cause__ = self.__cause__
+        return error
 
 
 class WorkerLostError(WorkerError):

@@ -291,3 +291,12 @@ def test_groups_are_joined_by_uid_after_an_interleaved_repeat() -> None:
     with pytest.raises(DataError, match="union needs equal row counts, got 6 and 2"):
         rows.union(prompts)
     assert len(rows) == 6
+
+
+def test_plain_metrics_become_lists_whatever_is_concatenated_first():
+    parts = [DataProto(meta_info={"metrics": {"loss": loss, "seen": rank}}) for rank, loss in enumerate((0.5, 1.5, 0.5))]
+    merged = {"loss": [0.5, 1.5, 0.5], "seen": [0, 1, 2]}
+    assert DataProto.concat(parts).meta_info["metrics"] == merged
+    assert DataProto.concat([DataProto.concat(parts[:2]), parts[2]]).meta_info["metrics"] == merged
+    assert DataProto.concat(parts[:1]).meta_info["metrics"] == {"loss": [0.5], "seen": [0]}
+    assert parts[0].meta_info["metrics"] == {"loss": 0.5, "seen": 0}

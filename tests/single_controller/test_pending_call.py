@@ -2,74 +2,42 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
-from podium.errors import CallTimeoutError, Origin, WorkerError, WorkerLostError
+from podium.errors import CallTimeoutError, GroupClosedError, WorkerError, WorkerLostError
 from podium.single_controller import pending_call
+from podium.single_controller.life import Life, State
+from podium.single_controller.open_calls import OpenCalls
 from podium.single_controller.pending_call import PendingCall
-from podium.single_controller.runtime.base import Answer, GroupSpec, Outcome, RankCall, Runtime
-
-
-@dataclass
-class Scripted(Runtime):
-    """A ticket is (seconds from now until its outcome arrives, the outcome)."""
-
-    killed: list[int] = field(default_factory=list)
-    began: float = field(default_factory=time.monotonic)
-
-    def start(self, spec: GroupSpec) -> dict[int, object]:
-        return {}
-
-    def submit(self, rank: int, call: RankCall) -> object:
-        return None
-
-    def wait(self, tickets: Mapping[int, tuple[float, Outcome]], timeout_s: float) -> dict[int, Outcome]:
-        give_up = time.monotonic() + timeout_s
-        while True:
-            passed = time.monotonic() - self.began
-            ready = {rank: outcome for rank, (after, outcome) in tickets.items() if after <= passed}
-            failed = any(not isinstance(outcome, Answer) for outcome in ready.values())
-            if failed or len(ready) == len(tickets) or time.monotonic() >= give_up:
-                return ready
-            time.sleep(0.002)
-
-    def kill(self, ranks: Iterable[int]) -> None:
-        self.killed += ranks
-
-    def close(self) -> None: ...
+from podium.single_controller.runtime.base import Answer, Outcome
+from tests.single_controller.scripted import NEVER, Scripted, after, died, raised, seen
 
 
 @dataclass
 class Case:
     pending: PendingCall
     runtime: Scripted
-    broken: list[str]
+    life: Life
 
 
-def case(*script: tuple[float, Outcome], timeout_s: float = 30.0) -> Case:
-    runtime, broken = Scripted(), list[str]()
-    return Case(PendingCall(runtime, "g", "f", dict(enumerate(script)), timeout_s, broken.append), runtime, broken)
+def case(*script: tuple[float, Outcome], timeout_s: float = 30.0, slow_after_s: float = 30.0) -> Case:
+    runtime, life = Scripted(), Life()
+    tickets = {rank: after(*entry) for rank, entry in enumerate(script)}
+    return Case(PendingCall(runtime, "g", "f", tickets, timeout_s, life, slow_after_s), runtime, life)
 
 
-def raised(rank: int, kind: str = "ValueError", message: str = "bad") -> WorkerError:
-    return WorkerError(Origin("g", "f", rank, "node", 1), cause_type=kind, cause_message=message, remote_traceback="")
-
-
-def died(rank: int) -> WorkerLostError:
-    return WorkerLostError(Origin("g", "f", rank, "node", 1), cause_type="ProcessDied", cause_message="died", remote_traceback="")
-
-
-NEVER = 1e9
+# -- one verdict -----------------------------------------------------------------------------------------------------------
 
 
 def test_answers_come_back_in_rank_order_however_they_arrive():
     it = case((0.03, Answer("a")), (0.0, Answer("b")), (0.01, Answer(None)))
     assert list(it.pending.finish().items()) == [(0, "a"), (1, "b"), (2, None)]
-    assert it.broken == []
+    assert it.life.state is State.READY
 
 
 @pytest.mark.parametrize(
@@ -99,11 +67,23 @@ def test_a_failure_after_the_settling_time_is_no_cause(monkeypatch: pytest.Monke
     assert caught.value.consequences == ("rank 1: ProcessDied: died",)
 
 
+def test_what_came_in_while_nobody_looked_is_not_too_late(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pending_call, "SETTLE_S", 0.05)
+    monkeypatch.setattr(pending_call, "PEER_GRACE_S", 0.1)
+    it = case((0.0, raised(0, "RuntimeError", "connection closed by peer")), (0.02, raised(1)), (0.02, Answer(2)))
+    assert it.pending.is_over()  # sees the first failure
+    time.sleep(0.2)
+    with pytest.raises(WorkerError) as caught:
+        it.pending.finish()
+    assert caught.value.origin.rank == 1
+    assert (it.life.state, it.runtime.killed) == (State.READY, [])
+
+
 def test_when_all_have_answered_the_group_stays_whole():
     it = case((0.0, raised(0)), (0.05, Answer(1)))
     with pytest.raises(WorkerError):
         it.pending.finish()
-    assert (it.broken, it.runtime.killed) == ([], [])
+    assert (it.life.state, it.runtime.killed) == (State.READY, [])
 
 
 def test_a_peer_that_stays_silent_is_killed_and_the_group_is_broken(monkeypatch: pytest.MonkeyPatch):
@@ -113,37 +93,146 @@ def test_a_peer_that_stays_silent_is_killed_and_the_group_is_broken(monkeypatch:
         it.pending.finish()
     assert caught.value.consequences == ("rank 1: no answer within 0.1 s, killed",)
     assert it.runtime.killed == [1]
-    assert it.broken == ["method 'f' failed: rank 0: ValueError: bad"]
+    assert (it.life.state, it.life.reason) == (State.BROKEN, "method 'f' failed: rank 0: ValueError: bad")
 
 
 def test_a_dead_rank_breaks_the_group_even_when_all_have_answered():
     it = case((0.0, died(0)), (0.0, Answer(1)))
     with pytest.raises(WorkerLostError):
         it.pending.finish()
-    assert len(it.broken) == 1
+    assert it.life.state is State.BROKEN
 
 
-def test_a_call_that_takes_too_long_names_its_silent_ranks():
-    it = case((0.0, Answer(0)), (NEVER, Answer(1)), (NEVER, Answer(2)), timeout_s=0.05)
-    with pytest.raises(CallTimeoutError, match=r"'f' of group 'g': no answer from rank\(s\) 1, 2 within 0.05 s") as caught:
+def test_the_error_ends_with_the_last_words_of_the_cause_and_of_nobody_else():
+    it = case((0.0, raised(0, "RuntimeError", "connection closed by peer")), (0.0, died(1)))
+    it.runtime.known = {
+        0: seen(last_lines="last lines of stderr:\n  all well"),
+        1: seen(stacks="Fatal Python error: Segmentation fault", last_lines="last lines of stderr:\n  loading shard 3"),
+    }
+    with pytest.raises(WorkerLostError) as caught:
         it.pending.finish()
-    assert caught.value.silent_ranks == (1, 2)
-    assert it.runtime.killed == [1, 2]
-    assert "timed out" in it.broken[0]
+    assert caught.value.last_words == "Fatal Python error: Segmentation fault\nlast lines of stderr:\n  loading shard 3"
+    assert str(caught.value).endswith("loading shard 3")
+    assert "all well" not in str(caught.value)
 
 
-def test_looking_does_not_wait_and_waiting_has_its_limit():
-    it = case((0.1, Answer(0)), (0.0, Answer(1)))
-    assert not it.pending.is_over()
-    assert not it.pending.is_over(wait_s=0.01)
-    assert it.pending.is_over(wait_s=20.0)
-    assert it.pending.finish() == {0: 0, 1: 1}
-
-
-def test_a_failure_keeps_the_exception_it_came_from(monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_keeps_the_exception_it_came_from():
     original, failure = ValueError("bad"), raised(0)
     failure.__cause__ = original
     with pytest.raises(WorkerError) as caught:
         case((0.0, failure), (0.0, raised(1))).pending.finish()
     assert caught.value.consequences
     assert caught.value.__cause__ is original
+
+
+def test_ctrl_c_while_peers_may_still_answer_ends_them(monkeypatch: pytest.MonkeyPatch):
+    it = case((0.0, raised(0)), (NEVER, Answer(1)))
+    assert it.pending.is_over()
+
+    def interrupted(tickets: object, timeout_s: float) -> dict[int, Outcome]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(it.runtime, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        it.pending.finish()
+    assert (it.life.state, it.runtime.killed) == (State.BROKEN, [1])
+
+
+def test_ranks_that_were_ended_on_purpose_are_no_failure():
+    it = case((0.0, died(0)), (0.0, died(1)))
+    it.life.close("restarted")
+    with pytest.raises(GroupClosedError, match="method 'f' of group 'g' was running when that was restarted"):
+        it.pending.finish()
+
+
+def test_a_process_that_died_of_an_earlier_call_names_it():
+    runtime, life, open_calls = Scripted(), Life(), OpenCalls()
+
+    def call(method: str, outcome: Outcome) -> PendingCall:
+        return PendingCall(runtime, "g", method, {0: after(0.0, outcome)}, 30.0, life, open_calls=open_calls)
+
+    call("well", Answer(0)), call("crash", died(0))
+    with pytest.raises(WorkerLostError) as caught:
+        call("read_loss", died(0)).finish()
+    assert caught.value.consequences == ("rank 0 had not answered 'crash' either, which was sent before",)
+
+
+# -- time ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_takes_too_long_names_its_silent_ranks_and_where_they_are():
+    it = case((0.0, Answer(0)), (NEVER, Answer(1)), (NEVER, Answer(2)), timeout_s=0.05)
+    it.runtime.known = {1: seen(stacks="/w.py:3 load"), 2: seen(stacks="/w.py:7 all_reduce")}
+    message = (
+        "method 'f' of group 'g': no answer from ranks 1-2 within 0.05 s, 0 had answered; killed\n"
+        "rank 1:\n  /w.py:3 load\nrank 2:\n  /w.py:7 all_reduce"
+    )
+    with pytest.raises(CallTimeoutError) as caught:
+        it.pending.finish()
+    assert str(caught.value) == message
+    assert caught.value.silent_ranks == (1, 2)
+    assert it.runtime.killed == it.runtime.asked_for_stacks == [1, 2]
+    assert (it.life.state, it.life.reason) == (State.BROKEN, "method 'f' timed out after 0.05 s on ranks 1-2")
+
+
+def test_stragglers_are_named_with_their_stacks_ever_more_seldom(caplog: pytest.LogCaptureFixture):
+    it = case((0.0, Answer(0)), (0.6, Answer(1)), slow_after_s=0.1)
+    it.runtime.known = {1: seen(stacks="/w.py:3 load")}
+    with caplog.at_level(logging.WARNING, logger="podium.single_controller"):
+        it.pending.finish()
+    assert 1 <= len(caplog.messages) <= 3  # after 0.1, 0.2 and 0.4 s
+    assert caplog.messages[0].startswith("group 'g': method 'f': no answer from rank 1 after 0.")
+    assert "; the other 1 took at most 0.0" in caplog.messages[0]
+    assert caplog.messages[0].endswith("rank 1:\n  /w.py:3 load")
+
+
+def test_a_quick_call_logs_nothing(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.DEBUG):
+        case((0.05, Answer(0)), slow_after_s=5.0).pending.finish()
+    assert caplog.messages == []
+
+
+def test_a_silenced_log_asks_nobody_for_stacks():
+    it = case((0.2, Answer(0)), slow_after_s=0.02)
+    level = pending_call.log.level
+    pending_call.log.setLevel(logging.ERROR)
+    try:
+        it.pending.finish()
+    finally:
+        pending_call.log.setLevel(level)
+    assert it.runtime.asked_for_stacks == []
+
+
+def test_looking_does_not_wait_and_waiting_has_its_limit():
+    it = case((0.1, Answer(0)), (0.0, Answer(1)))
+    assert not it.pending.is_over()
+    assert not it.pending.is_over(wait_s=0.01)
+    assert it.pending.silent_ranks == (0,)
+    assert it.pending.is_over(wait_s=20.0)
+    assert it.pending.finish() == {0: 0, 1: 1}
+
+
+# -- threads ---------------------------------------------------------------------------------------------------------------
+
+
+def test_one_thread_may_look_while_another_waits():
+    it = case((0.4, Answer("late")))
+    answers: list[dict[int, object]] = []
+    waiting = threading.Thread(target=lambda: answers.append(it.pending.finish()))
+    waiting.start()
+    time.sleep(0.05)
+    began = time.monotonic()
+    assert not it.pending.is_over()
+    assert time.monotonic() - began < 0.2  # the look did not queue behind the wait
+    assert not it.pending.is_over(wait_s=0.05)
+    waiting.join()
+    assert answers == [{0: "late"}]
+    assert it.pending.is_over()
+
+
+def test_a_finished_call_holds_no_data():
+    open_calls = OpenCalls()
+    pending = PendingCall(Scripted(), "g", "f", {0: after(0.0, Answer("data"))}, 30.0, Life(), open_calls=open_calls)
+    assert len(open_calls) == 1
+    assert pending.finish() == {0: "data"}
+    assert (len(open_calls), pending.tickets, pending._answers) == (0, {}, {})

@@ -87,7 +87,7 @@ def test_one_group_of_odd_cases():
 
 
 def test_more_ranks_than_the_cluster_has_cpus():
-    with pytest.raises(ResourceError, match="10000 ranks need"):
+    with pytest.raises(ResourceError, match="10000 bundles of CPU 1"):
         ray_group(10_000)
 
 

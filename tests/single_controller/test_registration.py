@@ -20,7 +20,9 @@ def test_register_returns_the_function_itself_with_one_record():
     registered = anything(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)(update)
     assert registered is update
     assert inspect.isfunction(registered)
-    assert getattr(registered, MAGIC_ATTR) == Registration(Dispatch.DP_COMPUTE_PROTO, Execute.ALL, blocking=False)
+    assert getattr(registered, MAGIC_ATTR) == Registration(
+        Dispatch.DP_COMPUTE_PROTO, Execute.ALL, blocking=False, materialize_futures=True, is_async=False
+    )
 
 
 def test_a_coroutine_method_stays_one():
@@ -33,7 +35,7 @@ def test_a_coroutine_method_stays_one():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dispatch_mode": "ONE_TO_ALL"}, "dispatch_mode is a member of Dispatch, got 'ONE_TO_ALL'"),
+        ({"dispatch_mode": "ONE_TO_ALL"}, "dispatch_mode is a member of Dispatch or a dict .*, got 'ONE_TO_ALL'"),
         ({"dispatch_mode": Dispatch.ONE_TO_ALL, "execute_mode": "all"}, "execute_mode is a member of Execute"),
         ({"dispatch_mode": Dispatch.DP_COMPUTE_PROTO, "execute_mode": Execute.RANK_ZERO}, "cannot run on RANK_ZERO only"),
     ],

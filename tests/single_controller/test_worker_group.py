@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ from podium.single_controller import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from podium.single_controller.runtime.base import num_cores
+from podium.single_controller.runtime.cores import num_cores
 
 
 class Inner(Worker):
@@ -170,7 +170,7 @@ def test_keyword_only_calls_are_split_too():
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        ((rows(1), None), r"probes\.scripted \(DP_COMPUTE_PROTO\): rank 1 returned NoneType, expected DataProto"),
+        ((rows(1), None), r"probes\.scripted \(DP_COMPUTE_PROTO\): rank 1 returned NoneType, expected a DataProto"),
         ((rows(1), 3), "rank 1 returned int"),
     ],
 )
@@ -332,7 +332,7 @@ def test_a_closed_group_says_so():
     ("make", "error", "message"),
     [
         (lambda: Init(Probe, scael=2), TypeError, r"Probe\(\): got an unexpected keyword argument 'scael'"),
-        (lambda: Init(int), TypeError, "subclass of Worker"),
+        (lambda: Init(cast(Any, len)), TypeError, "a group is made of a class, got <built-in"),
         (lambda: Init(Inner, 3), TypeError, r"Inner\(\): too many positional"),
         (lambda: WorkerGroup(ResourcePool([1]), Probe, runtime="rai"), ConfigError, "did you mean 'ray'"),
         (lambda: WorkerGroup(ResourcePool([1]), Probe, threads_per_rank=-1), ResourceError, "threads_per_rank"),

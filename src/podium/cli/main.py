@@ -136,9 +136,18 @@ def require_run(path: Path, hint: str) -> None:
         raise ConfigError(f"{path} is no run directory: it has no config.yaml{hint}")
 
 
+def log_to_stderr() -> None:
+    """Warnings go to stderr. Podium's own do so once, whatever a library does to the root logger's handlers and level."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    ours = logging.getLogger("podium")
+    ours.setLevel(logging.WARNING)
+    ours.addHandler(logging.getLogger().handlers[0])
+    ours.propagate = False
+
+
 def main() -> None:
     """Entry point of `podium`."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     try:
         app()
     except (ConfigError, TaskError) as exc:

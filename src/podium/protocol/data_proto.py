@@ -59,7 +59,7 @@ class DataProto:
 
         `auto_padding` allows dispatch to pad the rows to equal shards; the mark stays with them through every operation.
         """
-        self.batch = col.intern_offsets(batch) if batch else {}
+        self.batch = {} if batch is None else col.intern_offsets(batch)  # a TensorDict has no truth value
         objects = non_tensor_batch.items() if non_tensor_batch else ()
         self.non_tensor_batch = {key: col.object_column(rows) for key, rows in objects}
         self.meta_info = dict(meta_info) if meta_info else {}

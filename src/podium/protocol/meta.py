@@ -22,6 +22,9 @@ AUTO_PADDING_KEY = "_podium_auto_padding"
 PADDING_ROWS_KEY = "_podium_padding_rows"
 """A tuple of the rows that are such copies; absent where there are none."""
 
+METRICS_KEY = "metrics"
+"""A plain dict under this key holds what one rank measured, so concatenating makes it a dict of lists, an entry per part."""
+
 _IMMUTABLE = frozenset({bool, bytes, complex, float, int, str, type(None)})
 
 
@@ -62,7 +65,10 @@ def private_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_meta(metas: Sequence[Mapping[str, Any]], parts: Sequence[Sized]) -> dict[str, Any]:
-    """One meta for the concatenation of parts, whose metas these are: a `Mergeable` merges itself, other values must be equal."""
+    """One meta for the concatenation of parts, whose metas these are.
+
+    A `Mergeable` merges itself, plain dicts under `METRICS_KEY` become one of lists, other values must be equal.
+    """
     if not any(metas):
         return {}
     merged: dict[str, Any] = {}
@@ -77,9 +83,20 @@ def merge_meta(metas: Sequence[Mapping[str, Any]], parts: Sequence[Sized]) -> di
 
 def _merge_values(key: str, found: Sequence[tuple[int, Any]]) -> Any:
     (first_number, first), rest = found[0], found[1:]
+    if key == METRICS_KEY and all(type(value) is dict for _, value in found):
+        return _lists_of([value for _, value in found])
     if type(first) not in _IMMUTABLE and isinstance(first, Mergeable):
         return first.merge([value for _, value in rest])
     for number, value in rest:
         if not wire.equal(first, value):
             raise DataError(f"concat: meta {key!r} is {first!r} in part {first_number} but {value!r} in part {number}")
     return copy.deepcopy(first)
+
+
+def _lists_of(metrics: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Each metric's values in the order of the parts; a list, as from an earlier concatenation, adds its items."""
+    lists: dict[str, list[Any]] = {}
+    for measured in metrics:
+        for name, value in measured.items():
+            lists.setdefault(name, []).extend(value if isinstance(value, list) else [value])
+    return lists

@@ -1,38 +1,102 @@
 """Calls over groups of workers: one driver program conducts, every rank runs the same code."""
 
+from podium.single_controller.colocation import (
+    ColocatedWorker,
+    create_colocated_worker_cls,
+    create_colocated_worker_raw_cls,
+)
 from podium.single_controller.dispatch import (
     Copy,
-    Dispatch,
-    DispatchMode,
-    Execute,
     PerRank,
-    make_nd_compute_dataproto_dispatch_fn,
+    Route,
+    collect_all_to_all,
+    collect_dp_compute_data_proto,
+    collect_nd_compute_dataproto,
+    dispatch_all_to_all,
+    dispatch_dp_compute,
+    dispatch_dp_compute_data_proto,
+    dispatch_nd_compute_dataproto,
+    dispatch_one_to_all,
+    get_predefined_dispatch_fn,
+    register_dispatch_mode,
+    update_dispatch_mode,
 )
-from podium.single_controller.group_call import GroupCall, GroupFuture
+from podium.single_controller.futures import DataProtoFuture, FutureList, GroupFuture
+from podium.single_controller.group_call import GroupCall
+from podium.single_controller.init import Init
+from podium.single_controller.life import State
 from podium.single_controller.mesh import Mesh
+from podium.single_controller.modes import Dispatch, DispatchMode, Execute, make_nd_compute_dataproto_dispatch_fn
 from podium.single_controller.registration import MAGIC_ATTR, Registration, register
-from podium.single_controller.resource_pool import ResourcePool
+from podium.single_controller.resource_pool import (
+    RayResourcePool,
+    ResourcePool,
+    ResourcePoolManager,
+    merge_resource_pool,
+    split_resource_pool,
+)
 from podium.single_controller.runtime import CAPABILITIES, Capabilities
+from podium.single_controller.status import CallStatus, GroupStatus
+from podium.single_controller.verl_names import (
+    ClassWithInitArgs,
+    RayClassWithInitArgs,
+    RayWorkerGroup,
+    SubRayResourcePool,
+    create_colocated_worker_cls_fused,
+    extract_pg_from_exist,
+    sort_placement_group_by_node_ip,
+)
 from podium.single_controller.worker import Worker
-from podium.single_controller.worker_group import Init, WorkerGroup
+from podium.single_controller.worker_group import WorkerGroup
 
 __all__ = [
     "CAPABILITIES",
     "MAGIC_ATTR",
+    "CallStatus",
     "Capabilities",
+    "ClassWithInitArgs",
+    "ColocatedWorker",
     "Copy",
+    "DataProtoFuture",
     "Dispatch",
     "DispatchMode",
     "Execute",
+    "FutureList",
     "GroupCall",
     "GroupFuture",
+    "GroupStatus",
     "Init",
     "Mesh",
     "PerRank",
+    "RayClassWithInitArgs",
+    "RayResourcePool",
+    "RayWorkerGroup",
     "Registration",
     "ResourcePool",
+    "ResourcePoolManager",
+    "Route",
+    "State",
+    "SubRayResourcePool",
     "Worker",
     "WorkerGroup",
+    "collect_all_to_all",
+    "collect_dp_compute_data_proto",
+    "collect_nd_compute_dataproto",
+    "create_colocated_worker_cls",
+    "create_colocated_worker_cls_fused",
+    "create_colocated_worker_raw_cls",
+    "dispatch_all_to_all",
+    "dispatch_dp_compute",
+    "dispatch_dp_compute_data_proto",
+    "dispatch_nd_compute_dataproto",
+    "dispatch_one_to_all",
+    "extract_pg_from_exist",
+    "get_predefined_dispatch_fn",
     "make_nd_compute_dataproto_dispatch_fn",
+    "merge_resource_pool",
     "register",
+    "register_dispatch_mode",
+    "sort_placement_group_by_node_ip",
+    "split_resource_pool",
+    "update_dispatch_mode",
 ]

@@ -11,61 +11,28 @@ These are pure functions of a group's size and meshes. Sending and waiting is `g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from podium.errors import DispatchError, RegistrationError, unknown_name
 from podium.protocol import DataProto
+from podium.protocol.rows import concat_rows, drop_last, is_padding_enabled, is_rows, num_rows, partition_padded, partition_rows
 from podium.single_controller.mesh import Mesh
+from podium.single_controller.modes import (
+    BatchMode,
+    DirectMode,
+    Dispatch,
+    DispatchMode,
+    Execute,
+    InPlaceMode,
+    MeshMode,
+    UserMode,
+    add_mode,
+)
 
-# -- what can be asked for -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DispatchMode:
-    """A mode by its name in `ROUTES`. The two subclasses tell a type checker what a group call returns."""
-
-    name: str
-
-
-class ListMode(DispatchMode):
-    """The group returns a list: what each rank returned, in rank order."""
-
-
-class BatchMode(DispatchMode):
-    """The group returns what one worker would have returned for the whole batch."""
-
-
-@dataclass(frozen=True)
-class MeshMode(BatchMode):
-    """A batch split over the mesh that the workers registered under `mesh_name`."""
-
-    mesh_name: str
-
-
-class Dispatch:
-    """The modes that need nothing but their name; `make_nd_compute_dataproto_dispatch_fn` makes one for a mesh."""
-
-    ONE_TO_ALL: ClassVar[ListMode] = ListMode("ONE_TO_ALL")
-    DP_COMPUTE_PROTO: ClassVar[BatchMode] = BatchMode("DP_COMPUTE_PROTO")
-
-
-def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> MeshMode:
-    """The mode that splits batches over the workers' mesh of that name."""
-    return MeshMode("ND_COMPUTE_PROTO", mesh_name)
-
-
-class Execute(Enum):
-    """Which ranks run a call. RANK_ZERO takes arguments as they are and returns rank 0's result itself."""
-
-    ALL = "all"
-    RANK_ZERO = "rank_zero"
-
-
-# -- what a mode does ----------------------------------------------------------------------------------------------------
+# -- what is sent --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -88,6 +55,29 @@ class PerRank:
         return self.values[rank]
 
 
+@dataclass(frozen=True)
+class Shards(PerRank):
+    """Rows cut over a mesh: the last `padding[r]` rows of `values[r]` only fill it up, and so do rows computed from them."""
+
+    padding: tuple[int, ...]
+
+    def trim(self, rank: int, result: Any) -> Any:
+        """The result without what came of padding: the rows that are marked as such, or else, of k x n rows for n sent, the
+        last k x padding.
+        """
+        if not self.padding[rank] or not is_rows(result):
+            return result
+        if isinstance(result, DataProto) and result.padding_mask.any():  # it came of the shard itself, which knows its padding
+            return drop_last(result.select_idxs(~result.padding_mask), 0)
+        sent, returned = num_rows(self.values[rank]), num_rows(result)
+        if returned % sent:
+            raise DispatchError(
+                f"rank {rank} was sent {sent} rows, {self.padding[rank]} of them padding, and returned {returned}: which of them "
+                "are padding cannot be told. Return a multiple of the rows that came, or call without auto padding"
+            )
+        return drop_last(result, self.padding[rank] * (returned // sent))
+
+
 Sent: TypeAlias = Copy | PerRank
 SentArguments: TypeAlias = tuple[tuple[Sent, ...], dict[str, Sent]]
 
@@ -98,6 +88,11 @@ class Ranks(Protocol):
     @property
     def world_size(self) -> int: ...
 
+    @property
+    def auto_padding(self) -> bool:
+        """Whether every batch is padded to shards of equal size, or only one that asks for it."""
+        ...
+
     def mesh(self, name: str | None) -> Mesh:
         """The mesh of that name; None is the one in which every rank has its own shard."""
         ...
@@ -105,88 +100,226 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class Route:
-    """`dispatch_fn(group, *args, **kwargs) -> SentArguments` and `collect_fn(group, outputs) -> result`.
+    """`dispatch_fn(group, *args, **kwargs) -> (args, kwargs)` and `collect_fn(group, outputs) -> result`.
 
-    Only the mesh's collecting ranks send a result; the other entries of `outputs` are None.
+    For each argument `dispatch_fn` gives `Copy(x)`, `PerRank([...])`, or a list or tuple with one value per rank; any other
+    value is copied. `outputs` has one entry per rank; only the mesh's collecting ranks send theirs, the others' are None.
     """
 
-    dispatch_fn: Callable[..., SentArguments]
-    collect_fn: Callable[[Ranks, Sequence[Any]], Any]
+    dispatch_fn: Callable[..., Any]
+    collect_fn: Callable[[Any, Any], Any]
     mesh_name: str | None = None
 
 
-def copy_to_every_rank(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
+# -- everything to everyone, or each their own ---------------------------------------------------------------------------
+
+
+def dispatch_one_to_all(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
     """Every argument goes to every rank as it is."""
-    return _map_arguments(Copy, args, kwargs)
+    return _map_arguments(as_copy, args, kwargs)
 
 
-def list_every_rank(group: Ranks, outputs: Sequence[Any]) -> list[Any]:
+def dispatch_all_to_all(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
+    """A list or tuple holds one value per rank; anything else, and `Copy(x)`, is copied."""
+    return _map_named(partial(one_per_rank_or_copy, group.world_size), args, kwargs)
+
+
+def dispatch_dp_compute(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
+    """Every argument is a list or tuple with one value per rank, or says `Copy(x)`."""
+
+    def send(name: str, value: Any) -> Sent:
+        if not isinstance(value, list | tuple | Copy | PerRank):
+            kind = type(value).__name__
+            raise DispatchError(
+                f"{name} is a list with one value for each of the {group.world_size} ranks, got {kind}; or Copy(x)"
+            )
+        return one_per_rank_or_copy(group.world_size, name, value)
+
+    return _map_named(send, args, kwargs)
+
+
+def collect_all_to_all(group: Ranks, outputs: Sequence[Any]) -> list[Any]:
     """One result per rank, in rank order."""
     return list(outputs)
 
 
-def scatter_rows(mesh_name: str | None, group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
-    """Each DataProto is cut into dp_size shards, uneven ones and empty ones included; anything else is copied.
+def collect_rank_zero(group: Ranks, output: Any) -> Any:
+    """What rank 0 returned."""
+    return output
 
-    DispatchError when there is no DataProto to cut, or two of them disagree on the number of rows.
+
+def as_copy(value: Any) -> Sent:
+    """The value for every rank, unless it says itself what each rank gets."""
+    return value if isinstance(value, Copy | PerRank) else Copy(value)
+
+
+def one_per_rank_or_copy(world_size: int, name: str, value: Any) -> Sent:
+    """A list's or tuple's items for a rank each, any other value for all. DispatchError for a list of another length."""
+    values = value.values if isinstance(value, PerRank) else value
+    if isinstance(values, list | tuple):
+        if len(values) != world_size:
+            raise DispatchError(
+                f"{name} has {len(values)} values for {world_size} ranks: give one per rank, or Copy(x) to send all to each"
+            )
+        return value if isinstance(value, PerRank) else PerRank(values)
+    return as_copy(value)
+
+
+# -- rows over a mesh ----------------------------------------------------------------------------------------------------
+
+
+def dispatch_nd_compute_dataproto(mesh_name: str | None, group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
+    """Each DataProto or TensorDict is cut into dp_size shards, uneven and empty ones included; anything else is copied.
+
+    With auto padding, the group's or the batch's own, all shards are as long as the longest; the added rows are copies of
+    the last one. DispatchError when there are no rows to cut, or two batches disagree on their number.
     """
     mesh = group.mesh(mesh_name)
     _check_row_counts(args, kwargs)
+    batches = [value for value in (*args, *kwargs.values()) if is_rows(value)]
+    padded = group.auto_padding or any(map(is_padding_enabled, batches))
 
     def send(value: Any) -> Sent:
-        if not isinstance(value, DataProto):
-            return Copy(value)
-        shards = value.partition(mesh.dp_size)
-        return PerRank([shards[dp_rank] for dp_rank in mesh.dp_ranks])
+        if not is_rows(value):
+            return as_copy(value)
+        if not padded:
+            shards = partition_rows(value, mesh.dp_size)
+            return PerRank([shards[dp_rank] for dp_rank in mesh.dp_ranks])
+        shards, padding = partition_padded(value, mesh.dp_size)
+        return Shards([shards[dp_rank] for dp_rank in mesh.dp_ranks], tuple(padding[dp_rank] for dp_rank in mesh.dp_ranks))
 
     return _map_arguments(send, args, kwargs)
 
 
-def join_rows(mesh_name: str | None, group: Ranks, outputs: Sequence[Any]) -> DataProto | None:
+def collect_nd_compute_dataproto(mesh_name: str | None, group: Ranks, outputs: Sequence[Any]) -> Any:
     """The collecting ranks' batches, concatenated in dp_rank order; None when all of them returned None."""
-    answers = {rank: outputs[rank] for rank in group.mesh(mesh_name).collecting_ranks}
-    if all(answer is None for answer in answers.values()):
+    ranks = group.mesh(mesh_name).collecting_ranks
+    answers = [outputs[rank] for rank in ranks]
+    if all(answer is None for answer in answers):
         return None
-    for rank, answer in answers.items():
-        if not isinstance(answer, DataProto):
-            raise DispatchError(f"rank {rank} returned {type(answer).__name__}, expected DataProto (or None from every rank)")
-    return DataProto.concat(list(answers.values()))
+    for rank, answer in zip(ranks, answers, strict=True):
+        if not is_rows(answer):
+            kind = type(answer).__name__
+            raise DispatchError(f"rank {rank} returned {kind}, expected a DataProto or TensorDict (or None from every rank)")
+    return concat_rows(answers)
 
 
-def rows_over(mesh_name: str | None) -> Route:
-    """The route that splits and joins rows over a mesh."""
-    return Route(partial(scatter_rows, mesh_name), partial(join_rows, mesh_name), mesh_name)
+def dispatch_dp_compute_data_proto(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
+    """`dispatch_nd_compute_dataproto` with a shard for every rank."""
+    return dispatch_nd_compute_dataproto(None, group, *args, **kwargs)
 
 
-ROUTES: dict[str, Route] = {
-    "ONE_TO_ALL": Route(copy_to_every_rank, list_every_rank),
-    "DP_COMPUTE_PROTO": rows_over(None),
+def dispatch_dp_compute_data_proto_with_func(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
+    """The first argument is a callable, which every rank receives; the rows of the others are split."""
+    if not args or not callable(args[0]):
+        got = type(args[0]).__name__ if args else "no positional argument"
+        raise DispatchError(f"the first argument is the function that the ranks run, got {got}")
+    return dispatch_nd_compute_dataproto(None, group, Copy(args[0]), *args[1:], **kwargs)
+
+
+def collect_dp_compute_data_proto(group: Ranks, outputs: Sequence[Any]) -> Any:
+    """`collect_nd_compute_dataproto` of every rank's rows."""
+    return collect_nd_compute_dataproto(None, group, outputs)
+
+
+def _refuse_direct(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
+    raise DispatchError("a direct method is called on a worker's own handle (group.workers[rank]), not through the group")
+
+
+# -- the modes -----------------------------------------------------------------------------------------------------------
+
+ROUTES: dict[DispatchMode, Route] = {
+    Dispatch.RANK_ZERO: Route(dispatch_one_to_all, collect_rank_zero),
+    Dispatch.ONE_TO_ALL: Route(dispatch_one_to_all, collect_all_to_all),
+    Dispatch.ALL_TO_ALL: Route(dispatch_all_to_all, collect_all_to_all),
+    Dispatch.DP_COMPUTE: Route(dispatch_dp_compute, collect_all_to_all),
+    Dispatch.DP_COMPUTE_PROTO: Route(dispatch_dp_compute_data_proto, collect_dp_compute_data_proto),
+    Dispatch.DP_COMPUTE_PROTO_WITH_FUNC: Route(dispatch_dp_compute_data_proto_with_func, collect_dp_compute_data_proto),
+    Dispatch.DP_COMPUTE_METRIC: Route(dispatch_dp_compute_data_proto, collect_all_to_all),
+    Dispatch.DIRECT_ROLLOUT_METHOD: Route(_refuse_direct, collect_all_to_all),
 }
+"""What each member of `Dispatch` does. It is read at every call, so that an updated mode is updated for every group."""
+
+
+def register_dispatch_mode(name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[[Any, Any], Any]) -> UserMode:
+    """Add a mode: the new member of `Dispatch`, which `@register` takes. `Route` says what the two functions are given.
+
+    A process that only runs workers need not know the mode. RegistrationError when the name is taken.
+    """
+    mode = add_mode(name)
+    ROUTES[mode] = Route(dispatch_fn, collect_fn)
+    return mode
+
+
+def update_dispatch_mode(mode: DispatchMode, dispatch_fn: Callable[..., Any], collect_fn: Callable[[Any, Any], Any]) -> None:
+    """Change what a mode does, from the next call on and for groups that exist already."""
+    route_of(mode)
+    ROUTES[mode] = Route(dispatch_fn, collect_fn)
+
+
+def get_predefined_dispatch_fn(mode: DispatchMode) -> dict[str, Callable[..., Any]]:
+    """The two functions of a mode, by the names that verl's users know."""
+    route = route_of(mode)
+    return {"dispatch_fn": route.dispatch_fn, "collect_fn": route.collect_fn}
 
 
 def route_of(mode: DispatchMode) -> Route:
-    """What the mode does. RegistrationError for a name that is not in the table."""
+    """What the mode does. RegistrationError for one that this process does not know."""
+    route = ROUTES.get(mode)
+    if route is not None:
+        return route
     if isinstance(mode, MeshMode):
-        return rows_over(mode.mesh_name)
-    if mode.name not in ROUTES:
-        raise RegistrationError(unknown_name("dispatch mode", mode.name, ROUTES))
-    return ROUTES[mode.name]
+        name = mode.mesh_name
+        return Route(partial(dispatch_nd_compute_dataproto, name), partial(collect_nd_compute_dataproto, name), name)
+    if isinstance(mode, InPlaceMode):
+        return Route(mode.dispatch_fn, mode.collect_fn)
+    raise RegistrationError(unknown_name("dispatch mode", mode.name, Dispatch.names()))
+
+
+def dispatch(group: Ranks, mode: DispatchMode, execute: Execute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SentArguments:
+    """What every rank is sent. DispatchError where the arguments, or what a user's dispatch function made of them, do not fit.
+
+    With Execute.RANK_ZERO a built-in mode leaves the arguments as they are.
+    """
+    if execute is Execute.RANK_ZERO and not isinstance(mode, UserMode | DirectMode):
+        return _map_arguments(as_copy, args, kwargs)
+    dispatched = route_of(mode).dispatch_fn(group, *args, **kwargs)
+    if not (isinstance(dispatched, tuple) and len(dispatched) == 2 and isinstance(dispatched[1], Mapping)):
+        raise DispatchError(f"a dispatch_fn returns (args, kwargs), got {dispatched!r}")
+    if execute is Execute.RANK_ZERO:
+        return _map_arguments(as_copy, *dispatched)
+    return _map_named(partial(one_per_rank_or_copy, group.world_size), *dispatched)
+
+
+def collect(group: Ranks, mode: DispatchMode, execute: Execute, answers: Mapping[int, Any], sent: SentArguments) -> Any:
+    """What the caller gets of the ranks' answers. DispatchError where they do not fit together."""
+    if execute is Execute.RANK_ZERO:
+        return route_of(mode).collect_fn(group, answers[0]) if isinstance(mode, UserMode) else answers[0]
+    padded = next((value for value in (*sent[0], *sent[1].values()) if isinstance(value, Shards)), None)
+    if padded is not None and isinstance(mode, BatchMode):
+        answers = {rank: padded.trim(rank, answer) for rank, answer in answers.items()}
+    return route_of(mode).collect_fn(group, list(answers.values()))
 
 
 # -- inside --------------------------------------------------------------------------------------------------------------
 
 
-def _map_arguments(send: Callable[[Any], Sent], args: tuple[Any, ...], kwargs: dict[str, Any]) -> SentArguments:
+def _map_arguments(send: Callable[[Any], Sent], args: Iterable[Any], kwargs: Mapping[str, Any]) -> SentArguments:
     return tuple(map(send, args)), {name: send(value) for name, value in kwargs.items()}
+
+
+def _map_named(send: Callable[[str, Any], Sent], args: Iterable[Any], kwargs: Mapping[str, Any]) -> SentArguments:
+    positional = tuple(send(f"argument {position}", value) for position, value in enumerate(args))
+    return positional, {name: send(f"argument {name!r}", value) for name, value in kwargs.items()}
 
 
 def _check_row_counts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     named = {f"argument {position}": value for position, value in enumerate(args)}
     named |= {f"argument {name!r}": value for name, value in kwargs.items()}
-    rows = {name: len(value) for name, value in named.items() if isinstance(value, DataProto)}
+    rows = {name: num_rows(value) for name, value in named.items() if is_rows(value)}
     if not rows:
         got = ", ".join(type(value).__name__ for value in named.values()) or "no arguments"
-        raise DispatchError(f"needs a DataProto whose rows can be split over the ranks, got {got}")
+        raise DispatchError(f"needs a DataProto or TensorDict whose rows can be split over the ranks, got {got}")
     first, count = next(iter(rows.items()))
     for name, other in rows.items():
         if other != count:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from podium.errors import CallTimeoutError, DataError, DispatchError
-from podium.single_controller.dispatch import Execute, Ranks, Route, SentArguments, route_of
+from podium.errors import DataError, DispatchError
+from podium.single_controller.crew import Crew
+from podium.single_controller.dispatch import Copy, Ranks, SentArguments, collect, dispatch, route_of
+from podium.single_controller.futures import DataProtoFuture, FutureList, GroupFuture, Settling, is_future
+from podium.single_controller.modes import BatchMode, Execute, ListMode
 from podium.single_controller.pending_call import PendingCall
 from podium.single_controller.registration import Registration
-from podium.single_controller.runtime.base import RankCall
+from podium.single_controller.runtime.base import RankCall, Reply
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,9 +26,8 @@ class Group(Ranks, Protocol):
     @property
     def name(self) -> str: ...
 
-    def submit(self, method: str, calls: Mapping[int, RankCall], timeout_s: float | None) -> PendingCall:
-        """Send the calls; `timeout_s` None is the group's own limit."""
-        ...
+    @property
+    def crew(self) -> Crew: ...
 
 
 @dataclass(frozen=True)
@@ -34,56 +35,127 @@ class Method:
     """What a group knows of one of its workers' methods, found out once."""
 
     name: str
+    role: str | None
+    """The worker that has the method, where several share a process; None for the one that the group was made of."""
     registration: Registration
-    route: Route
     signature: inspect.Signature
     doc: str | None
 
     @classmethod
-    def of(cls, function: Callable[..., Any], registration: Registration) -> Method:
+    def of(cls, function: Callable[..., Any], registration: Registration, role: str | None) -> Method:
         """`signature` is the function's without self."""
         signature = inspect.signature(function)
         without_self = signature.replace(parameters=list(signature.parameters.values())[1:])
-        return cls(function.__name__, registration, route_of(registration.dispatch_mode), without_self, function.__doc__)
+        return cls(function.__name__, role, registration, without_self, function.__doc__)
+
+    @property
+    def full_name(self) -> str:
+        return self.name if self.role is None else f"{self.role}.{self.name}"
+
+    @property
+    def returns_list(self) -> bool:
+        """Whether the group returns one result per rank."""
+        return isinstance(self.registration.dispatch_mode, ListMode) and self.registration.execute_mode is Execute.ALL
 
 
-class GroupFuture(Generic[R]):
-    """The result of a group call that is still running, or the error it ended with."""
+class Invocation:
+    """One call of a method with its arguments: sent once, collected once."""
 
-    def __init__(self, pending: PendingCall, collect: Callable[[dict[int, Any]], R]) -> None:
-        self._pending = pending
-        self._collect = collect
-        self._settled: R | Exception | None = None
-        self._is_settled = False
+    def __init__(
+        self, group: Group, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float | None
+    ) -> None:
+        self._group = group
+        self._method = method
+        self._args = args
+        self._kwargs = kwargs
+        self._timeout_s = timeout_s
+        self._sent: SentArguments = ((), {})
 
-    def done(self) -> bool:
-        """Whether `get` would return, or raise, without waiting for a rank's work."""
-        return self._is_settled or self._pending.is_over()
+    def blocking(self) -> Any:
+        """Send, wait and return the result."""
+        self._group.crew.admit(self._method.full_name)
+        self._group.crew.wait_for_deferred()
+        return Settling(self._send_now(), self._collect).get()
 
-    def get(self, timeout: float | None = None) -> R:
-        """Wait for the result; every call returns the same object or raises the same error.
+    def future(self) -> GroupFuture[Any] | FutureList[Any]:
+        """Send and return what stands for the result.
 
-        `timeout` bounds this wait only: CallTimeoutError then leaves the call running, and it may be asked again. The
-        call's own limit breaks the group.
+        Where arguments are still being computed, or calls before this one wait for theirs, the crew's outbox sends it. A
+        list of references needs the call to be sent: for it the driver waits.
         """
-        if not self._is_settled:
-            self._wait(timeout)
-            self._settle()
-        if isinstance(self._settled, Exception):
-            raise self._settled
-        return cast(R, self._settled)
+        crew = self._group.crew
+        crew.admit(self._method.full_name)
+        if self._method.returns_list:
+            crew.wait_for_deferred()
+            pending = self._send_now()
+            references = [crew.runtime.reference(ticket) for ticket in pending.tickets.values()]
+            return FutureList(references, self._watched(Settling(pending, self._collect)))
+        must_wait = crew.has_deferred or self._has_running_arguments()
+        sent = crew.later(self._method.full_name, self._resolve, self._send) if must_wait else self._send_now()
+        kind = DataProtoFuture if isinstance(self._method.registration.dispatch_mode, BatchMode) else GroupFuture
+        return kind(self._watched(Settling(sent, self._collect)))
 
-    def _wait(self, timeout: float | None) -> None:
-        if timeout is not None and not self._pending.is_over(timeout):
-            message = f"method {self._pending.method!r} has not finished within {timeout:g} s; it goes on, ask again"
-            raise CallTimeoutError(message, silent_ranks=self._pending.silent_ranks)
+    def _watched(self, settling: Settling[Any]) -> Settling[Any]:
+        self._group.crew.expect_reader(settling)
+        return settling
 
-    def _settle(self) -> None:
+    def _has_running_arguments(self) -> bool:
+        values = (*self._args, *self._kwargs.values()) if self._method.registration.materialize_futures else ()
+        return any(is_future(value) and not value.done() for value in values)
+
+    def _resolve(self) -> None:
+        """Put the values of futures in their place."""
+        if self._method.registration.materialize_futures:
+            self._args = tuple(map(_value, self._args))
+            self._kwargs = {name: _value(value) for name, value in self._kwargs.items()}
+
+    def _send_now(self) -> PendingCall:
+        self._resolve()
+        return self._send()
+
+    def _send(self) -> PendingCall:
+        registration = self._method.registration
         try:
-            self._settled = self._collect(self._pending.finish())
-        except Exception as error:
-            self._settled = error  # raised by `get`, now and every time
-        self._is_settled = True
+            self._sent = dispatch(self._group, registration.dispatch_mode, registration.execute_mode, self._args, self._kwargs)
+            collects = self._group.mesh(route_of(registration.dispatch_mode).mesh_name).collects
+        except (DispatchError, DataError) as error:
+            raise self._named(error) from error
+        self._args, self._kwargs = (), {}
+        ranks = range(self._group.world_size) if registration.execute_mode is Execute.ALL else range(1)
+        reply = Reply.PLAIN if self._method.returns_list and not registration.blocking else Reply.VALUE
+        quiet = () if all(collects) else [rank for rank in ranks if not collects[rank]]
+        return self._group.crew.submit(self._method.full_name, self._rank_calls(ranks), reply, quiet, self._timeout_s)
+
+    def _rank_calls(self, ranks: range) -> dict[int, RankCall]:
+        """Each rank's call; ranks whose arguments are the same objects share one."""
+        args, kwargs = self._sent
+        if all(type(value) is Copy for value in (*args, *kwargs.values())):
+            return dict.fromkeys(ranks, self._rank_call(0))
+        calls: dict[tuple[int, ...], RankCall] = {}
+        by_rank: dict[int, RankCall] = {}
+        for rank in ranks:
+            call = self._rank_call(rank)
+            same = tuple(map(id, (*call.args, *call.kwargs.values())))
+            by_rank[rank] = calls.setdefault(same, call)
+        return by_rank
+
+    def _rank_call(self, rank: int) -> RankCall:
+        args, kwargs = self._sent
+        mine = tuple([value.for_rank(rank) for value in args])
+        return RankCall(
+            self._method.role, self._method.name, mine, {name: value.for_rank(rank) for name, value in kwargs.items()}
+        )
+
+    def _collect(self, answers: dict[int, Any]) -> Any:
+        registration = self._method.registration
+        try:
+            return collect(self._group, registration.dispatch_mode, registration.execute_mode, answers, self._sent)
+        except (DispatchError, DataError) as error:
+            raise self._named(error) from error
+
+    def _named(self, error: Exception) -> DispatchError:
+        mode = self._method.registration.dispatch_mode.name
+        return DispatchError(f"{self._group.crew.name}.{self._method.full_name} ({mode}): {error}")
 
 
 class GroupCall(Generic[P, R]):
@@ -94,11 +166,12 @@ class GroupCall(Generic[P, R]):
         self._method = method
         self._timeout_s = timeout_s
         self.__signature__ = method.signature
+        self.__name__ = method.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self._check_arguments(args, kwargs)
-        future = self._send(args, kwargs)
-        return cast(R, future.get() if self._method.registration.blocking else future)
+        invocation = Invocation(self._group, self._method, args, kwargs, self._timeout_s)
+        return cast(R, invocation.blocking() if self._method.registration.blocking else invocation.future())
 
     def options(self, *, timeout: float | None = None) -> GroupCall[P, R]:
         """The same call with a time limit of its own, in seconds."""
@@ -110,35 +183,8 @@ class GroupCall(Generic[P, R]):
         except TypeError as error:
             raise TypeError(f"{self._method.name}(): {error}; its signature is {self._method.signature}") from None
 
-    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GroupFuture[Any]:
-        with self._named_errors():
-            sent = self._method.route.dispatch_fn(self._group, *args, **kwargs)
-            collects = self._group.mesh(self._method.route.mesh_name).collects
-        ranks = range(self._group.world_size) if self._method.registration.execute_mode is Execute.ALL else range(1)
-        calls = {rank: self._rank_call(rank, sent, collects[rank]) for rank in ranks}
-        return GroupFuture(self._group.submit(self._method.name, calls, self._timeout_s), self._collect)
-
-    def _rank_call(self, rank: int, sent: SentArguments, answers: bool) -> RankCall:
-        args, kwargs = sent
-        named = {name: value.for_rank(rank) for name, value in kwargs.items()}
-        return RankCall(self._method.name, tuple(value.for_rank(rank) for value in args), named, answers)
-
-    def _collect(self, answers: dict[int, Any]) -> Any:
-        if self._method.registration.execute_mode is Execute.RANK_ZERO:
-            return answers[0]
-        with self._named_errors():
-            return self._method.route.collect_fn(self._group, list(answers.values()))
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (DispatchError, DataError) as error:
-            mode = self._method.registration.dispatch_mode.name
-            raise DispatchError(f"{self._group.name}.{self._method.name} ({mode}): {error}") from error
-
     def __repr__(self) -> str:
-        return f"<{self._group.name}.{self._method.name}{self._method.signature}>"
+        return f"<{self._group.crew.name}.{self._method.full_name}{self._method.signature}>"
 
 
 def group_call(group: Group, method: Method) -> GroupCall[..., Any]:
@@ -146,3 +192,7 @@ def group_call(group: Group, method: Method) -> GroupCall[..., Any]:
     call_type = type(method.name, (GroupCall,), {"__doc__": method.doc})
     call: GroupCall[..., Any] = call_type(group, method)
     return call
+
+
+def _value(argument: Any) -> Any:
+    return argument.get() if is_future(argument) else argument

@@ -2,23 +2,31 @@
 
 When a rank fails, its peers often fail milliseconds later and sometimes first, because it left a collective. So failures
 are gathered for a moment, and the one most likely to be the cause is raised with the others folded in. Peers that do not
-answer within a grace period are stuck: they are killed and the group is broken.
+answer within a grace period are stuck: they are killed and the group is broken. A call that takes long names its
+stragglers, with what their threads are doing, long before its time is over.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from podium.errors import CallTimeoutError, WorkerError, WorkerLostError
+from podium.errors import CallTimeoutError, GroupClosedError, PodiumError, WorkerError, WorkerLostError
+from podium.single_controller.life import Life, State
+from podium.single_controller.open_calls import OpenCalls
 from podium.single_controller.runtime.base import Answer, Runtime, Ticket
+from podium.single_controller.supervision import SLOW_AFTER_S, fold_stacks, rank_list, ranks_named, straggler_line
 
 SETTLE_S = 1.0
 """Failures that arrive later than this after the first one are consequences, whatever they say."""
 PEER_GRACE_S = 2.0
 """How long peers may take to answer after a rank has failed."""
+LOOKS_BEFORE_SLOW = 4
+"""How often a call is looked at before it is slow: when a rank has answered is known as exactly as that."""
 
 _LOST_PEER_TYPES = {
     *("ConnectionError", "ConnectionResetError", "ConnectionAbortedError", "ConnectionRefusedError", "BrokenPipeError"),
@@ -26,82 +34,181 @@ _LOST_PEER_TYPES = {
 }
 _LOST_PEER_WORDS = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "timed out")
 
+log = logging.getLogger("podium.single_controller")
 
-@dataclass
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank failed of, and when that came in."""
+
+    error: WorkerError
+    arrived: float
+
+
+@dataclass(eq=False)
 class PendingCall:
-    """One method call on some ranks. `on_broken` hears why the group cannot be used any more."""
+    """One method call on some ranks. It tells `life` when the ranks cannot be used any more. Threads may share it."""
 
     runtime: Runtime
     group: str
     method: str
     tickets: Mapping[int, Ticket]
     timeout_s: float
-    on_broken: Callable[[str], None]
+    life: Life
+    slow_after_s: float = SLOW_AFTER_S
+    open_calls: OpenCalls = field(default_factory=OpenCalls)
+    """The calls of the same ranks, which this one is among as long as it is not over."""
     _silent: dict[int, Ticket] = field(init=False)
     _answers: dict[int, Any] = field(init=False, default_factory=dict)
-    _failures: list[tuple[float, WorkerError]] = field(init=False, default_factory=list)
-    _deadline: float = field(init=False)
+    _answered_s: dict[int, float] = field(init=False, default_factory=dict)
+    _failures: dict[int, Failure] = field(init=False, default_factory=dict)
+    _lock: threading.RLock = field(init=False, default_factory=threading.RLock)
+    began: float = field(init=False)
+    """When it was sent, on the clock of `time.monotonic`."""
 
     def __post_init__(self) -> None:
         self._silent = dict(self.tickets)
-        self._deadline = time.monotonic() + self.timeout_s
-
-    def is_over(self, wait_s: float = 0.0) -> bool:
-        """Whether every rank has answered, or one has failed, or the call's time is over; waits for it up to `wait_s`."""
-        give_up = min(self._deadline, time.monotonic() + wait_s)
-        while self._silent and not self._failures:
-            self._take(max(0.0, give_up - time.monotonic()))
-            if time.monotonic() >= give_up:
-                break
-        return not self._silent or bool(self._failures) or time.monotonic() >= self._deadline
-
-    def finish(self) -> dict[int, Any]:
-        """Every rank's answer, in rank order.
-
-        WorkerError for the failure that caused the others; CallTimeoutError, which breaks the group, when time is over.
-        """
-        self.is_over(wait_s=self.timeout_s)
-        if self._failures:
-            raise self._verdict()
-        if self._silent:
-            raise self._timed_out()
-        return {rank: self._answers[rank] for rank in self.tickets}
+        self.began = time.monotonic()
+        self.open_calls.add(self)
 
     @property
     def silent_ranks(self) -> tuple[int, ...]:
-        """The ranks that have not answered yet."""
+        """The ranks that have not answered yet, as far as anybody has looked."""
         return tuple(self._silent)
 
-    def _take(self, timeout_s: float) -> None:
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank has failed, or the time is over, as far as anybody has looked."""
+        return bool(self._failures) or (bool(self._silent) and self.age_s >= self.timeout_s)
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.began
+
+    def has_lost(self, rank: int) -> bool:
+        """Whether the rank's process died before it answered; looks, without waiting."""
+        self.is_over()
+        failure = self._failures.get(rank)
+        return failure is not None and isinstance(failure.error, WorkerLostError)
+
+    def is_over(self, wait_s: float = 0.0) -> bool:
+        """Whether every rank has answered, or one has failed, or the call's time is over; waits for it up to `wait_s`."""
+        give_up = min(self.began + self.timeout_s, time.monotonic() + wait_s)
+        if not self._lock.acquire(timeout=min(max(0.0, wait_s), threading.TIMEOUT_MAX)):
+            return False  # another thread waits for this call right now, so it is not over
+        try:
+            while self._silent and not self._failures:
+                self._take(max(0.0, give_up - time.monotonic()))
+                if time.monotonic() >= give_up:
+                    break
+            return not self._silent or self.has_failed
+        finally:
+            self._lock.release()
+
+    def finish(self) -> dict[int, Any]:
+        """Every rank's answer, in rank order; to be asked for once.
+
+        WorkerError for the failure that caused the others; CallTimeoutError, which breaks the group, when time is over;
+        GroupClosedError when the ranks were ended on purpose.
+        """
+        with self._lock:
+            look_again_s = self.slow_after_s / LOOKS_BEFORE_SLOW
+            while not self.is_over(look_again_s):
+                if self._name_stragglers():
+                    look_again_s = self.age_s  # ever more seldom
+            if self._failures:
+                raise self._verdict()
+            if self._silent:
+                raise self._timed_out()
+            answers = {rank: self._answers[rank] for rank in self.tickets}
+            self._answers, self.tickets = {}, {}  # the caller's from here on: a call that is watched keeps no data alive
+            return answers
+
+    def _take(self, timeout_s: float, arrived: float | None = None) -> None:
+        """Note the outcomes that are there; `arrived` is when failures among them came in, None for now."""
         for rank, outcome in sorted(self.runtime.wait(self._silent, timeout_s).items()):
-            del self._silent[rank]
+            self._answered_s[rank] = self.age_s
             if isinstance(outcome, Answer):
                 self._answers[rank] = outcome.value
             else:
-                self._failures.append((time.monotonic(), outcome))
+                self._failures[rank] = Failure(outcome, time.monotonic() if arrived is None else arrived)
+            del self._silent[rank]  # last: an outcome that Ctrl-C interrupts is taken again
+        if not self._silent:
+            self.open_calls.remove(self)
 
-    def _verdict(self) -> WorkerError:
-        first = self._failures[0][0]
+    def _name_stragglers(self) -> bool:
+        line = straggler_line(self.method, self._answered_s, self.silent_ranks, self.age_s, slow_after_s=self.slow_after_s)
+        if line is not None and log.isEnabledFor(logging.WARNING):
+            log.warning("group %r: %s\n%s", self.group, line, self._stacks_of_silent())
+        return line is not None
+
+    def _verdict(self) -> PodiumError:
+        self.life.drain()
+        try:
+            self._let_peers_answer()
+        finally:  # Ctrl-C ends the wait, and the peers all the same
+            silent, cause = self.silent_ranks, self._cause()
+            self._end_peers(silent, cause)
+        if self.life.state is State.CLOSED and isinstance(cause, WorkerLostError):
+            return GroupClosedError(
+                f"method {self.method!r} of group {self.group!r} was running when that was {self.life.reason}"
+            )
+        lines = self._lost_before(cause)
+        lines += [_one_line(failure.error) for failure in self._failures.values() if failure.error is not cause]
+        lines += [f"rank {rank}: no answer within {PEER_GRACE_S:g} s, killed" for rank in silent]
+        return cause.explained(tuple(lines), self._last_words(cause))
+
+    def _let_peers_answer(self) -> None:
+        first = min(failure.arrived for failure in self._failures.values())
+        self._take(0.0, arrived=first)  # came in while nobody looked, so it may have been the first
         while self._silent and (left := first + PEER_GRACE_S - time.monotonic()) > 0:
             self._take(left)
-        in_time = [error for arrived, error in self._failures if arrived <= first + SETTLE_S]
-        cause = min(in_time, key=_how_far_from_cause)
-        silent = self.silent_ranks
-        error = _with_consequences(cause, [error for _, error in self._failures if error is not cause], silent)
+
+    def _cause(self) -> WorkerError:
+        first = min(failure.arrived for failure in self._failures.values())
+        in_time = [failure for failure in self._failures.values() if failure.arrived <= first + SETTLE_S]
+        return min(in_time, key=lambda failure: (_how_far_from_cause(failure.error), failure.arrived)).error
+
+    def _end_peers(self, silent: tuple[int, ...], cause: WorkerError) -> None:
+        if silent or any(isinstance(failure.error, WorkerLostError) for failure in self._failures.values()):
+            self.life.break_down(f"method {self.method!r} failed: {_one_line(cause)}")
+        self.life.recover()
         self.runtime.kill(silent)
-        if silent or any(isinstance(error, WorkerLostError) for _, error in self._failures):
-            self.on_broken(f"method {self.method!r} failed: {_one_line(cause)}")
-        return error
+        self.open_calls.remove(self)
+
+    def _lost_before(self, cause: WorkerError) -> list[str]:
+        """Where a rank that died did so perhaps: in calls that it was sent before this one and did not answer either."""
+        rank = cause.origin.rank
+        if not isinstance(cause, WorkerLostError):
+            return []
+        before = [call.method for call in self.open_calls.before(self) if call.has_lost(rank)]
+        return [f"rank {rank} had not answered {method!r} either, which was sent before" for method in before]
+
+    def _last_words(self, cause: WorkerError) -> str:
+        """What the rank wrote, and of a crashed process where it crashed."""
+        rank = cause.origin.rank
+        testimony = self.runtime.testimony([rank]).get(rank)
+        if testimony is None:
+            return ""
+        return "\n".join(filter(None, [testimony.stacks, testimony.last_lines]))
 
     def _timed_out(self) -> CallTimeoutError:
         silent = self.silent_ranks
-        whom = f"rank(s) {', '.join(map(str, silent))}"
+        whom = ranks_named(silent)
+        stacks = self._stacks_of_silent()
+        self.life.break_down(f"method {self.method!r} timed out after {self.timeout_s:g} s on {whom}")
         self.runtime.kill(silent)
-        self.on_broken(f"method {self.method!r} timed out after {self.timeout_s:g} s on {whom}")
+        self.open_calls.remove(self)
+        others = f", {rank_list(self._answered_s)} had answered" if self._answered_s else ""
         return CallTimeoutError(
-            f"method {self.method!r} of group {self.group!r}: no answer from {whom} within {self.timeout_s:g} s; killed",
+            f"method {self.method!r} of group {self.group!r}: no answer from {whom} within {self.timeout_s:g} s{others}; "
+            f"killed\n{stacks}".rstrip(),
             silent_ranks=silent,
         )
+
+    def _stacks_of_silent(self) -> str:
+        found = self.runtime.testimony(self.silent_ranks, stacks=True)
+        return fold_stacks({rank: testimony.stacks for rank, testimony in found.items() if testimony.stacks})
 
 
 def _how_far_from_cause(error: WorkerError) -> int:
@@ -110,22 +217,6 @@ def _how_far_from_cause(error: WorkerError) -> int:
         return 0
     message = error.cause_message.lower()
     return 2 if error.cause_type in _LOST_PEER_TYPES or any(words in message for words in _LOST_PEER_WORDS) else 1
-
-
-def _with_consequences(cause: WorkerError, others: list[WorkerError], killed: tuple[int, ...]) -> WorkerError:
-    lines = [_one_line(error) for error in others]
-    lines += [f"rank {rank}: no answer within {PEER_GRACE_S:g} s, killed" for rank in killed]
-    if not lines:
-        return cause
-    error = type(cause)(
-        cause.origin,
-        cause_type=cause.cause_type,
-        cause_message=cause.cause_message,
-        remote_traceback=cause.remote_traceback,
-        consequences=tuple(lines),
-    )
-    error.__cause__ = cause.__cause__
-    return error
 
 
 def _one_line(error: WorkerError) -> str:

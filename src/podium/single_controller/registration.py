@@ -12,10 +12,29 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from podium.errors import RegistrationError
-from podium.single_controller.dispatch import BatchMode, DispatchMode, Execute, ListMode, route_of
+from podium.single_controller.dispatch import route_of
+from podium.single_controller.modes import (
+    BatchMode,
+    DirectMode,
+    Dispatch,
+    DispatchMode,
+    DispatchPair,
+    Execute,
+    InPlaceMode,
+    ListMode,
+    RankZeroMode,
+    UserMode,
+)
 
 if TYPE_CHECKING:
-    from podium.single_controller.typed_calls import RegisterList, RegisterListFuture, RegisterOne, RegisterOneFuture
+    from podium.single_controller.typed_calls import (
+        RegisterAny,
+        RegisterDirect,
+        RegisterList,
+        RegisterListFuture,
+        RegisterOne,
+        RegisterOneFuture,
+    )
 
 MAGIC_ATTR = "attrs_3141562937"  # verl's name, which ported code looks up
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -28,43 +47,86 @@ class Registration:
     dispatch_mode: DispatchMode
     execute_mode: Execute
     blocking: bool
+    materialize_futures: bool
+    is_async: bool
 
 
 @overload
 def register(
-    *, dispatch_mode: ListMode, execute_mode: Literal[Execute.ALL] = Execute.ALL, blocking: Literal[True] = True
+    dispatch_mode: ListMode = ...,
+    execute_mode: Literal[Execute.ALL] = ...,
+    blocking: Literal[True] = ...,
+    materialize_futures: bool = ...,
 ) -> RegisterList: ...
 @overload
 def register(
-    *, dispatch_mode: ListMode, execute_mode: Literal[Execute.ALL] = Execute.ALL, blocking: Literal[False]
+    dispatch_mode: ListMode = ...,
+    execute_mode: Literal[Execute.ALL] = ...,
+    *,
+    blocking: Literal[False],
+    materialize_futures: bool = ...,
 ) -> RegisterListFuture: ...
 @overload
 def register(
-    *, dispatch_mode: ListMode, execute_mode: Literal[Execute.RANK_ZERO], blocking: Literal[True] = True
+    dispatch_mode: ListMode = ...,
+    *,
+    execute_mode: Literal[Execute.RANK_ZERO],
+    blocking: Literal[True] = ...,
+    materialize_futures: bool = ...,
 ) -> RegisterOne: ...
 @overload
 def register(
-    *, dispatch_mode: ListMode, execute_mode: Literal[Execute.RANK_ZERO], blocking: Literal[False]
+    dispatch_mode: ListMode = ...,
+    *,
+    execute_mode: Literal[Execute.RANK_ZERO],
+    blocking: Literal[False],
+    materialize_futures: bool = ...,
 ) -> RegisterOneFuture: ...
 @overload
 def register(
-    *, dispatch_mode: BatchMode, execute_mode: Literal[Execute.ALL] = Execute.ALL, blocking: Literal[True] = True
+    dispatch_mode: BatchMode | RankZeroMode,
+    execute_mode: Literal[Execute.ALL] = ...,
+    blocking: Literal[True] = ...,
+    materialize_futures: bool = ...,
 ) -> RegisterOne: ...
 @overload
 def register(
-    *, dispatch_mode: BatchMode, execute_mode: Literal[Execute.ALL] = Execute.ALL, blocking: Literal[False]
+    dispatch_mode: BatchMode | RankZeroMode,
+    execute_mode: Literal[Execute.ALL] = ...,
+    *,
+    blocking: Literal[False],
+    materialize_futures: bool = ...,
 ) -> RegisterOneFuture: ...
-def register(*, dispatch_mode: DispatchMode, execute_mode: Execute = Execute.ALL, blocking: bool = True) -> Any:
-    """Make a method of a `Worker`, plain or async, callable on a group of them.
+@overload
+def register(dispatch_mode: DirectMode) -> RegisterDirect: ...
+@overload
+def register(
+    dispatch_mode: UserMode | DispatchPair,
+    execute_mode: Execute = ...,
+    blocking: bool = ...,
+    materialize_futures: bool = ...,
+) -> RegisterAny: ...
+def register(
+    dispatch_mode: DispatchMode | DispatchPair = Dispatch.ALL_TO_ALL,
+    execute_mode: Execute = Execute.ALL,
+    blocking: bool = True,
+    materialize_futures: bool = True,
+) -> Any:
+    """Make a method of a worker, plain or async, callable on a group of them.
 
-    dispatch_mode: how arguments are split and results joined. execute_mode: which ranks run it. blocking: whether the
-    group waits for the result or returns a `GroupFuture`. RegistrationError, at decoration, when these cannot work.
+    dispatch_mode: how arguments are split and results joined: a member of `Dispatch`, a mesh's mode, or a user's own pair
+    of functions as `{"dispatch_fn": ..., "collect_fn": ...}` (see `Route`). execute_mode: which ranks run it. blocking:
+    whether the group waits for the result or returns a future at once. materialize_futures: whether a future among the
+    arguments becomes its value before they are split; otherwise `dispatch_fn` gets the future itself.
+    RegistrationError, at decoration, when these cannot work together or with the method's signature.
     """
-    _check_modes(dispatch_mode, execute_mode)
+    mode = _checked_mode(dispatch_mode)
+    execute = _checked_execute(execute_mode, mode)
 
     def attach(method: FunctionT) -> FunctionT:
-        _check_method(method, dispatch_mode)
-        setattr(method, MAGIC_ATTR, Registration(dispatch_mode, execute_mode, blocking))
+        _check_method(method, mode)
+        is_async = inspect.iscoroutinefunction(method)
+        setattr(method, MAGIC_ATTR, Registration(mode, execute, bool(blocking), bool(materialize_futures), is_async))
         return method
 
     return attach
@@ -72,25 +134,58 @@ def register(*, dispatch_mode: DispatchMode, execute_mode: Execute = Execute.ALL
 
 def registration_of(method: object) -> Registration | None:
     """The record that `register` attached, if it did."""
-    return getattr(method, MAGIC_ATTR, None)
+    found = getattr(method, MAGIC_ATTR, None)
+    return found if isinstance(found, Registration) else None
 
 
-def _check_modes(dispatch_mode: object, execute_mode: object) -> None:
-    if not isinstance(dispatch_mode, DispatchMode):
-        raise RegistrationError(f"dispatch_mode is a member of Dispatch, got {dispatch_mode!r}")
-    if not isinstance(execute_mode, Execute):
-        raise RegistrationError(f"execute_mode is a member of Execute, got {execute_mode!r}")
-    route_of(dispatch_mode)
-    if isinstance(dispatch_mode, BatchMode) and execute_mode is not Execute.ALL:
-        raise RegistrationError(f"{dispatch_mode.name} splits rows over all ranks, so it cannot run on {execute_mode.name} only")
+def _checked_mode(mode: object) -> DispatchMode:
+    if isinstance(mode, dict):
+        return _in_place(mode)
+    if not isinstance(mode, DispatchMode):
+        raise RegistrationError(
+            f"dispatch_mode is a member of Dispatch or a dict with 'dispatch_fn' and 'collect_fn', got {mode!r}"
+        )
+    route_of(mode)
+    return mode
 
 
-def _check_method(method: object, dispatch_mode: DispatchMode) -> None:
+def _in_place(pair: dict[str, Any]) -> InPlaceMode:
+    if set(pair) != {"dispatch_fn", "collect_fn"} or not all(map(callable, pair.values())):
+        raise RegistrationError(f"a dispatch mode in place has two functions, 'dispatch_fn' and 'collect_fn', got {pair!r}")
+    names = [getattr(function, "__name__", type(function).__name__) for function in pair.values()]
+    return InPlaceMode("+".join(names), pair["dispatch_fn"], pair["collect_fn"])
+
+
+def _checked_execute(execute: object, mode: DispatchMode) -> Execute:
+    if not isinstance(execute, Execute):
+        raise RegistrationError(f"execute_mode is a member of Execute, got {execute!r}")
+    if isinstance(mode, RankZeroMode):
+        return Execute.RANK_ZERO
+    splits = isinstance(mode, BatchMode) or mode in (Dispatch.DP_COMPUTE, Dispatch.DP_COMPUTE_METRIC)
+    if splits and execute is not Execute.ALL:
+        raise RegistrationError(
+            f"{mode.name} has a part of the arguments for every rank, so it cannot run on {execute.name} only"
+        )
+    return execute
+
+
+def _check_method(method: object, mode: DispatchMode) -> None:
     if not inspect.isfunction(method):
         raise RegistrationError(f"@register goes on a plain method, not on a property, static or class method; got {method!r}")
+    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        raise RegistrationError(f"{method.__qualname__} is a generator, which no rank can send back: return a list")
     parameters = list(inspect.signature(method).parameters.values())
     if not parameters or parameters[0].kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
         raise RegistrationError(f"{method.__qualname__} must take self first")
-    takes_batch = any(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters[1:])
-    if isinstance(dispatch_mode, BatchMode) and not takes_batch:
-        raise RegistrationError(f"{method.__qualname__} takes no batch, but {dispatch_mode.name} splits one over the ranks")
+    splits_rows = isinstance(mode, BatchMode) or mode == Dispatch.DP_COMPUTE_METRIC
+    takes_rows = any(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters[1:])
+    if splits_rows and not takes_rows:
+        raise RegistrationError(f"{method.__qualname__} takes no batch, but {mode.name} splits one over the ranks")
+    if mode == Dispatch.DP_COMPUTE_PROTO_WITH_FUNC and not _takes_function_and_rows(parameters[1:]):
+        raise RegistrationError(f"{method.__qualname__} must take a function first and rows after it, for {mode.name}")
+
+
+def _takes_function_and_rows(parameters: list[inspect.Parameter]) -> bool:
+    kinds = inspect.Parameter
+    positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL)]
+    return bool(positional) and (len(parameters) > 1 or positional[0].kind is kinds.VAR_POSITIONAL)

@@ -1,16 +1,55 @@
-"""`ResourcePool`: how many ranks on which nodes. A value; nothing is reserved until a group is started on it."""
+"""`ResourcePool`: how many ranks on which nodes, and whose devices they are. A value: nothing is held until a group starts.
+
+Making a pool names a new `Reservation`. Parts of the pool (`sub_pool`, `split_resource_pool`) and unions
+(`merge_resource_pool`) speak of the same one, so groups on them share its devices. Two pools made apart share none, even
+when all their numbers are equal. Which node serves which rank is `placement`'s work; holding it is a runtime's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import copy
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from itertools import accumulate
+from typing import Any, Generic, Self, TypeVar
 
-from podium.errors import ResourceError
+from podium.errors import ResourceError, unknown_name
+
+AnyPool = TypeVar("AnyPool", bound="ResourcePool")
+Role = TypeVar("Role", bound=Hashable)
+
+
+@dataclass(frozen=True, eq=False)
+class Reservation:
+    """The devices of one pool as it was made. Compared by identity: a runtime keys what it holds by this object."""
+
+    process_on_nodes: tuple[int, ...]
+    name_prefix: str | None
+
+    def bundles(self) -> tuple[Bundle, ...]:
+        """All of it, node by node."""
+        return tuple(Bundle(self, node, index) for node, count in enumerate(self.process_on_nodes) for index in range(count))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self  # a copied pool is on the same devices
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What one rank has of a reservation, as declared: number `index` of those on entry `node` of its process_on_nodes."""
+
+    reservation: Reservation
+    node: int
+    index: int
 
 
 @dataclass(frozen=True, init=False)
 class ResourcePool:
-    """`process_on_nodes[n]` ranks on node n; ranks are numbered node by node.
+    """`process_on_nodes[n]` ranks on node n; ranks are numbered node by node. ResourceError for counts below 1.
+
+    Pools are equal when all their fields are, and they are on the same devices: two pools made apart differ.
 
     >>> pool = ResourcePool([2, 1])
     >>> pool.world_size, pool.local_rank_list(), pool.local_world_size_list()
@@ -22,25 +61,257 @@ class ResourcePool:
     """How many groups share the pool's devices; each rank takes 1/max_colocate_count of one."""
     use_gpu: bool | None
     """None uses GPUs where the machine has enough of them."""
+    name_prefix: str | None
+    """What the runtime's names for the reservation begin with; None lets the runtime choose."""
+    detached: bool
+    """Whether the reservation outlives its groups and the driver."""
+    accelerator_type: str | None
+    """The name of a resource that a node must offer, as the cluster spells it; None takes any node."""
+    bundles: tuple[Bundle, ...] = field(init=False, repr=False)
+    """Rank r of the pool, as declared, is on `bundles[r]`."""
 
-    def __init__(self, process_on_nodes: Sequence[int], *, max_colocate_count: int = 1, use_gpu: bool | None = None) -> None:
-        object.__setattr__(self, "process_on_nodes", tuple(process_on_nodes))
-        object.__setattr__(self, "max_colocate_count", max_colocate_count)
-        object.__setattr__(self, "use_gpu", use_gpu)
-        if not self.process_on_nodes or any(type(count) is not int or count < 1 for count in self.process_on_nodes):
-            counts = list(self.process_on_nodes)
-            raise ResourceError(f"process_on_nodes is the number of ranks (1 or more) of each node, got {counts}")
-        if max_colocate_count < 1:
-            raise ResourceError(f"max_colocate_count is 1 or more, got {max_colocate_count}")
+    def __init__(
+        self,
+        process_on_nodes: Sequence[int] = (),
+        *,
+        max_colocate_count: int = 1,
+        use_gpu: bool | None = None,
+        name_prefix: str | None = None,
+        detached: bool = False,
+        accelerator_type: str | None = None,
+    ) -> None:
+        counts = tuple(process_on_nodes)
+        _check_counts(counts)
+        if type(max_colocate_count) is not int or max_colocate_count < 1:
+            raise ResourceError(f"max_colocate_count is 1 or more, got {max_colocate_count!r}")
+        if accelerator_type == "":
+            raise ResourceError("accelerator_type is the name of a resource or None, got ''")
+        self._set(
+            process_on_nodes=counts,
+            max_colocate_count=max_colocate_count,
+            use_gpu=use_gpu,
+            name_prefix=name_prefix,
+            detached=detached,
+            accelerator_type=accelerator_type,
+            bundles=Reservation(counts, name_prefix).bundles(),
+        )
 
     @property
     def world_size(self) -> int:
         return sum(self.process_on_nodes)
 
+    @property
+    def store(self) -> list[int]:
+        """`process_on_nodes` as a list of the caller's own."""
+        return list(self.process_on_nodes)
+
+    def __call__(self) -> list[int]:
+        return self.store
+
+    @property
+    def reservations(self) -> list[Reservation]:
+        """What has to be held for the pool: one, or after a merge several."""
+        return list(dict.fromkeys(bundle.reservation for bundle in self.bundles))
+
+    @property
+    def n_gpus_per_node(self) -> int:
+        """GPUs on the fullest node, one for each rank there; 0 for a pool without GPUs."""
+        return 0 if self.use_gpu is False else max(self.process_on_nodes)
+
     def local_world_size_list(self) -> list[int]:
         """For each rank, the number of ranks on its node."""
-        return [count for count in self.process_on_nodes for _ in range(count)]
+        return local_world_sizes(self.process_on_nodes)
 
     def local_rank_list(self) -> list[int]:
         """For each rank, its number within its node."""
-        return [local_rank for count in self.process_on_nodes for local_rank in range(count)]
+        return local_ranks(self.process_on_nodes)
+
+    def sub_pool(self, start: int, count: int) -> Self:
+        """The ranks from `start` to `start + count` of this pool as a pool, on the same devices.
+
+        >>> ResourcePool([4, 2]).sub_pool(3, 3).store
+        [1, 2]
+        """
+        if start < 0 or count < 1 or start + count > self.world_size:
+            raise ResourceError(f"a sub-pool is 1 or more of ranks 0 to {self.world_size - 1}, got start {start}, count {count}")
+        return self._on(self.bundles[start : start + count])
+
+    def _on(self, bundles: tuple[Bundle, ...], **changes: object) -> Self:
+        """This pool with all its fields, on these bundles."""
+        pool = copy.copy(self)
+        per_node = Counter((bundle.reservation, bundle.node) for bundle in bundles)
+        pool._set(process_on_nodes=tuple(per_node.values()), bundles=bundles, **changes)
+        return pool
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # frozen for everyone else
+
+
+class RayResourcePool(ResourcePool):
+    """A `ResourcePool` with verl's arguments and defaults: GPUs are needed unless use_gpu=False, ten groups share a device.
+
+    >>> RayResourcePool([4], use_gpu=False).n_gpus_per_node
+    0
+    """
+
+    def __init__(
+        self,
+        process_on_nodes: Sequence[int] | None = None,
+        use_gpu: bool | None = True,
+        name_prefix: str | None = None,
+        max_colocate_count: int = 10,
+        detached: bool = False,
+        accelerator_type: str | None = None,
+    ) -> None:
+        super().__init__(
+            process_on_nodes or (),
+            max_colocate_count=max_colocate_count,
+            use_gpu=use_gpu,
+            name_prefix=name_prefix,
+            detached=detached,
+            accelerator_type=accelerator_type,
+        )
+
+    def get_placement_groups(self) -> list[Any]:
+        """Ray's placement groups of the pool, by node address. They are held until `close()`, group or no group.
+
+        ResourceError, with need and supply per node, where there is no room.
+        """
+        groups: list[Any] = _ray_reservations().keep(self)
+        return groups
+
+    def close(self) -> None:
+        """Give back what `get_placement_groups` holds, and what a detached pool keeps; groups that still use it keep it."""
+        _ray_reservations().drop(self)
+
+
+def split_resource_pool(resource_pool: AnyPool, split_size: int | Sequence[int]) -> list[AnyPool]:
+    """Consecutive parts of a pool, on its devices: of `split_size` ranks each, or of the sizes in the list.
+
+    The parts have the pool's fields; where a part begins or ends inside a node, its own counts say so. ResourceError when
+    the size does not divide the pool, or the sizes do not add up to it.
+
+    >>> [part.store for part in split_resource_pool(ResourcePool([4]), [1, 3])]
+    [[1], [3]]
+    """
+    sizes = _split_sizes(resource_pool.world_size, split_size)
+    return [resource_pool.sub_pool(stop - size, size) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def merge_resource_pool(rp1: AnyPool, rp2: AnyPool) -> AnyPool:
+    """One pool on the devices of both, losing nothing: joining the parts of a pool again gives that pool.
+
+    Ranks of one reservation stand together in its own order, reservations in the order in which they appear. Differing name
+    prefixes are joined by "_". ResourceError naming the field and both values where another one differs, and where the
+    pools overlap.
+    """
+    if type(rp1) is not type(rp2):
+        raise ResourceError(f"pools that are merged have one type, got {type(rp1).__name__} and {type(rp2).__name__}")
+    for name in (f.name for f in fields(rp1) if f.name not in {"process_on_nodes", "bundles", "name_prefix"}):
+        ours, theirs = getattr(rp1, name), getattr(rp2, name)
+        if ours != theirs:
+            raise ResourceError(f"pools that are merged have the same {name}, got {ours!r} and {theirs!r}: make them alike")
+    prefixes = dict.fromkeys(prefix for prefix in (rp1.name_prefix, rp2.name_prefix) if prefix is not None)
+    return rp1._on(_union(rp1.bundles, rp2.bundles), name_prefix="_".join(prefixes) if prefixes else None)
+
+
+class ResourcePoolManager(Generic[Role]):
+    """Named pools and the role that runs on each, such as global_pool, reward_pool, teacher_pool.
+
+    `resource_pool_spec` is pool name -> ranks per node, `mapping` is role -> pool name; roles are strings or an enum's
+    members. ResourceError for a role mapped to a pool that is not in the spec.
+
+    >>> manager = ResourcePoolManager({"global_pool": [2]}, {"actor": "global_pool", "critic": "global_pool"})
+    >>> manager.get_resource_pool("actor") is manager.get_resource_pool("critic")
+    True
+    """
+
+    def __init__(
+        self,
+        resource_pool_spec: Mapping[str, Sequence[int]],
+        mapping: Mapping[Role, str],
+        max_colocate_count: int = 3,
+        *,
+        use_gpu: bool | None = True,
+    ) -> None:
+        self.resource_pool_spec = {name: list(counts) for name, counts in resource_pool_spec.items()}
+        self.mapping = dict(mapping)
+        self.resource_pool_dict: dict[str, RayResourcePool] = {
+            name: _named_pool(name, counts, max_colocate_count, use_gpu) for name, counts in self.resource_pool_spec.items()
+        }
+        for role, pool in self.mapping.items():
+            if pool not in self.resource_pool_dict:
+                raise ResourceError(f"role {_spelled(role)!r}: {unknown_name('resource pool', pool, self.resource_pool_dict)}")
+
+    def create_resource_pool(self) -> dict[str, RayResourcePool]:
+        """The pools by name: the same ones at each call, and nothing is held until a group starts on one."""
+        return dict(self.resource_pool_dict)
+
+    def get_resource_pool(self, role: Role) -> RayResourcePool:
+        """The role's pool. ResourceError with the nearest name for a role that is not mapped."""
+        if role not in self.mapping:
+            raise ResourceError(unknown_name("role", _spelled(role), map(_spelled, self.mapping)))
+        return self.resource_pool_dict[self.mapping[role]]
+
+    def get_n_gpus(self) -> int:
+        """GPUs that all pools ask for together: one for each rank, 0 with use_gpu=False."""
+        return sum(pool.world_size for pool in self.resource_pool_dict.values() if pool.use_gpu is not False)
+
+
+def local_ranks(process_on_nodes: Sequence[int]) -> list[int]:
+    """For each rank, its number within its node."""
+    return [local_rank for count in process_on_nodes for local_rank in range(count)]
+
+
+def local_world_sizes(process_on_nodes: Sequence[int]) -> list[int]:
+    """For each rank, the number of ranks on its node."""
+    return [count for count in process_on_nodes for _ in range(count)]
+
+
+def _ray_reservations() -> Any:
+    return import_module("podium.single_controller.runtime.ray.reservations")  # imports ray, so only here
+
+
+def _check_counts(counts: tuple[int, ...]) -> None:
+    if not counts or any(type(count) is not int or count < 1 for count in counts):
+        raise ResourceError(
+            f"process_on_nodes is the number of ranks (1 or more) of each node, got {list(counts)}; a pool is a value, so "
+            "give all its nodes when it is made"
+        )
+
+
+def _split_sizes(world_size: int, split_size: int | Sequence[int]) -> list[int]:
+    if isinstance(split_size, int):
+        if split_size < 1 or world_size % split_size:
+            raise ResourceError(
+                f"split_size {split_size} does not divide the pool's {world_size} ranks: use a divisor, or a list of sizes "
+                f"that adds up to {world_size}"
+            )
+        return [split_size] * (world_size // split_size)
+    sizes = list(split_size)
+    if any(type(size) is not int or size < 1 for size in sizes) or sum(sizes) != world_size:
+        total = sum(sizes)
+        raise ResourceError(f"split_size {sizes} is {total} ranks, the pool has {world_size}: use sizes of 1 or more that add up")
+    return sizes
+
+
+def _union(first: tuple[Bundle, ...], second: tuple[Bundle, ...]) -> tuple[Bundle, ...]:
+    together = first + second
+    shared = len(together) - len(set(together))
+    if shared:
+        raise ResourceError(f"pools that are merged share no rank, got {shared} in both: merge parts that do not overlap")
+    turn = {reservation: n for n, reservation in enumerate(dict.fromkeys(bundle.reservation for bundle in together))}
+    return tuple(sorted(together, key=lambda bundle: (turn[bundle.reservation], bundle.node, bundle.index)))
+
+
+def _named_pool(name: str, counts: Sequence[int], max_colocate_count: int, use_gpu: bool | None) -> RayResourcePool:
+    try:
+        return RayResourcePool(counts, use_gpu=use_gpu, name_prefix=name, max_colocate_count=max_colocate_count)
+    except ResourceError as error:
+        raise ResourceError(f"resource pool {name!r}: {error}") from error
+
+
+def _spelled(role: object) -> str:
+    """An enum's member by its name, which is what a reader of the message would write."""
+    return str(getattr(role, "name", role))

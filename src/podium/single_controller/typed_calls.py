@@ -7,11 +7,11 @@ instead: on an instance it is the method itself, on the class (and `wg.call` is 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 if TYPE_CHECKING:
-    from podium.single_controller.group_call import GroupCall, GroupFuture
-    from podium.single_controller.worker import Worker
+    from podium.single_controller.futures import FutureList, GroupFuture
+    from podium.single_controller.group_call import GroupCall
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,8 +26,8 @@ class Registered(Generic[P, LocalT, GroupT]):
     @overload
     def __get__(self, worker: None, owner: Any) -> GroupCall[P, GroupT]: ...
     @overload
-    def __get__(self, worker: Worker, owner: Any) -> Callable[P, LocalT]: ...
-    def __get__(self, worker: Worker | None, owner: Any) -> GroupCall[P, GroupT] | Callable[P, LocalT]:
+    def __get__(self, worker: object, owner: Any) -> Callable[P, LocalT]: ...
+    def __get__(self, worker: object, owner: Any) -> GroupCall[P, GroupT] | Callable[P, LocalT]:
         raise NotImplementedError("a description for type checkers; `register` returns plain functions")
 
 
@@ -43,14 +43,14 @@ class RegisterList(Protocol):
 
 
 class RegisterListFuture(Protocol):
-    """`GroupFuture[list[R]]` on the group."""
+    """`FutureList[R]` on the group."""
 
     @overload
     def __call__(
         self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /
-    ) -> Registered[P, Coroutine[Any, Any, R], GroupFuture[list[R]]]: ...
+    ) -> Registered[P, Coroutine[Any, Any, R], FutureList[R]]: ...
     @overload
-    def __call__(self, method: Callable[Concatenate[S, P], R], /) -> Registered[P, R, GroupFuture[list[R]]]: ...
+    def __call__(self, method: Callable[Concatenate[S, P], R], /) -> Registered[P, R, FutureList[R]]: ...
 
 
 class RegisterOne(Protocol):
@@ -73,3 +73,25 @@ class RegisterOneFuture(Protocol):
     ) -> Registered[P, Coroutine[Any, Any, R], GroupFuture[R]]: ...
     @overload
     def __call__(self, method: Callable[Concatenate[S, P], R], /) -> Registered[P, R, GroupFuture[R]]: ...
+
+
+class RegisterAny(Protocol):
+    """What the mode's own `collect_fn` returns, which only its author knows."""
+
+    @overload
+    def __call__(
+        self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /
+    ) -> Registered[P, Coroutine[Any, Any, R], Any]: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[S, P], R], /) -> Registered[P, R, Any]: ...
+
+
+class RegisterDirect(Protocol):
+    """Nothing on the group, where calling it raises."""
+
+    @overload
+    def __call__(
+        self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /
+    ) -> Registered[P, Coroutine[Any, Any, R], NoReturn]: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[S, P], R], /) -> Registered[P, R, NoReturn]: ...

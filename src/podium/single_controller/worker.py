@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it without saying so
 
-from podium.errors import DispatchError, RegistrationError, nearest
+from podium.errors import DispatchError, RegistrationError, nearest, unknown_name
 from podium.single_controller.context import RankContext, current_context
-from podium.single_controller.dispatch import Dispatch
+from podium.single_controller.modes import Dispatch, Execute
 from podium.single_controller.registration import register
 from podium.single_controller.runtime.capabilities import require
+
+R = TypeVar("R")
 
 
 class Worker:
@@ -20,6 +24,9 @@ class Worker:
     Its rank is known before `__init__` runs, whether or not a subclass calls `super().__init__()` and when.
     """
 
+    fused_worker_attr_name: ClassVar[str] = "fused_worker_dict"
+    fused_worker_dict: dict[str, Any]
+    """The workers that share this one's process, by role; every one of them has the same dict. Empty for one that is alone."""
     _rank_context: RankContext
     _meshes: dict[str, tuple[int, bool]]
 
@@ -27,10 +34,13 @@ class Worker:
         worker = super().__new__(cls)
         worker._rank_context = current_context()
         worker._meshes = {}
+        worker.fused_worker_dict = {}
         return worker
 
     def __init__(self) -> None:
         pass  # says that a worker takes no arguments unless its class does: object.__init__ would swallow any
+
+    # -- its place ----------------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -49,6 +59,21 @@ class Worker:
     def local_world_size(self) -> int:
         return self._rank_context.local_world_size
 
+    def get_master_addr_port(self) -> tuple[str, str]:
+        """Where the ranks meet, as (address, port). UnsupportedByRuntime where ranks do not run at the same time."""
+        require(self._rank_context.runtime, "collectives", "meeting point of ranks")
+        return str(self._rank_context.master_addr), str(self._rank_context.master_port)
+
+    def get_cuda_visible_devices(self) -> str:
+        """The devices that this process may see, "not set" where nobody restricts them."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+
+    def get_fused_worker_by_name(self, worker_name: str) -> Any:
+        """The worker of that role in the same process. DispatchError naming the roles where there is none."""
+        if worker_name not in self.fused_worker_dict:
+            raise DispatchError(unknown_name("role", worker_name, self.fused_worker_dict))
+        return self.fused_worker_dict[worker_name]
+
     def init_process_group(self, backend: str) -> None:
         """Join the peers in torch.distributed's default group; a second call does nothing.
 
@@ -62,11 +87,35 @@ class Worker:
         require(self._rank_context.runtime, "collectives", f"collectives between {self.world_size} ranks")
         dist.init_process_group(backend)
 
+    # -- its meshes ---------------------------------------------------------------------------------------------------
+
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
         """Say, once per mesh, which shard this rank works on and whether its result is the one that counts."""
         if mesh_name in self._meshes:
             raise RegistrationError(f"{type(self).__name__} on rank {self.rank} has registered mesh {mesh_name!r} already")
         self._meshes[mesh_name] = (dp_rank, is_collect)
+
+    def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
+        """All meshes of this worker: `{"dispatch_dp_rank": {mesh: dp_rank}, "collect_dp_rank": {mesh: is_collect}}`."""
+        return {
+            "dispatch_dp_rank": {name: dp_rank for name, (dp_rank, _) in self._meshes.items()},
+            "collect_dp_rank": {name: is_collect for name, (_, is_collect) in self._meshes.items()},
+        }
+
+    def set_dispatch_collect(
+        self, mesh_name: str, dispatch_dp_rank: Mapping[str, int], collect_dp_rank: Mapping[str, bool]
+    ) -> None:
+        """Take an inner worker's mesh as one's own: `self.set_dispatch_collect("actor", **inner.get_dispatch_collect())`.
+
+        Of several meshes the one of the same name is taken. DispatchError where none has it and there is not just one.
+        """
+        source = mesh_name if mesh_name in dispatch_dp_rank else next(iter(dispatch_dp_rank), None)
+        if source is None or (source != mesh_name and len(dispatch_dp_rank) > 1):
+            meshes = ", ".join(map(repr, dispatch_dp_rank)) or "none"
+            raise DispatchError(
+                f"which mesh becomes {mesh_name!r} cannot be told: the inner worker has {meshes}; pass the entries of one mesh"
+            )
+        self._register_dispatch_collect_info(mesh_name, dispatch_dp_rank[source], collect_dp_rank[source])
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def _query_dispatch_info(self, mesh_name: str) -> tuple[int, bool]:
@@ -78,3 +127,19 @@ class Worker:
                 f"self._register_dispatch_collect_info({mesh_name!r}, dp_rank, is_collect)"
             )
         return self._meshes[mesh_name]
+
+    def query_collect_info(self, mesh_name: str) -> bool:
+        """Whether this rank's results count in a mesh."""
+        return self._query_dispatch_info(mesh_name)[1]
+
+    # -- functions that the driver brings along -----------------------------------------------------------------------
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def execute_with_func_generator(self, func: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """`func(worker, *shards)` on every rank; what it returns is joined as rows."""
+        return func(self, *args, **kwargs)
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def execute_func_rank_zero(self, func: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """`func(*args)` on rank 0; what it returns."""
+        return func(*args, **kwargs)

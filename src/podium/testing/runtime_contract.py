@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -22,16 +23,28 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from podium.errors import CallTimeoutError, GroupClosedError, UnsupportedByRuntime, WorkerError, WorkerLostError
+from podium.errors import (
+    CallTimeoutError,
+    ConfigError,
+    DispatchError,
+    GroupClosedError,
+    UnsupportedByRuntime,
+    WorkerError,
+    WorkerLostError,
+)
 from podium.protocol import DataProto
 from podium.single_controller import (
     CAPABILITIES,
+    Copy,
     Dispatch,
     Execute,
     Init,
+    PerRank,
     ResourcePool,
+    State,
     Worker,
     WorkerGroup,
+    create_colocated_worker_cls,
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
@@ -92,6 +105,26 @@ class ContractWorker(Worker):
     def on_rank_zero(self, values: list[int]) -> tuple[int, list[int]]:
         return self.rank, values
 
+    @register(Dispatch.RANK_ZERO)
+    def on_rank_zero_only(self, values: list[int]) -> tuple[int, list[int]]:
+        return self.rank, values
+
+    @register()
+    def own_and_shared(self, own: object, shared: object = None) -> tuple[object, object]:
+        return own, shared
+
+    @register(Dispatch.DP_COMPUTE_METRIC)
+    def count_rows(self, batch: DataProto) -> tuple[int, int]:
+        return len(batch), int(batch.padding_mask.sum())
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def add_one(self, batch: DataProto) -> DataProto:
+        time.sleep(0.05)
+        return DataProto({"x": batch.batch["x"] + 1})
+
+    def not_registered(self, number: int) -> int:
+        return self.rank * number
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def tag_rows(self, batch: DataProto, *, factor: int = 1) -> DataProto:
         ranks = torch.full((len(batch),), self.rank)
@@ -134,6 +167,16 @@ class ContractWorker(Worker):
             raise KeyError(f"raised on rank {rank}")
         return self.rank
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def raise_later(self, rank: int) -> int:
+        if self.rank == rank:
+            raise KeyError(f"raised later on rank {rank}")
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sleep_on(self, rank: int, seconds: float) -> int:
         if self.rank == rank:
@@ -152,6 +195,31 @@ class ContractWorker(Worker):
         if self.world_size > 1:
             dist.all_reduce(total)
         return int(total)
+
+
+class Neighbour(Worker):
+    """A second role: it has a method of the first one's name, and a mesh of its own."""
+
+    def __init__(self) -> None:
+        self._register_dispatch_collect_info("model", self.rank, True)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def place(self) -> str:
+        return f"neighbour {self.rank} of {self.world_size}"
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def ask_the_other(self) -> list[int]:
+        other: ContractWorker = self.get_fused_worker_by_name("first")
+        return other.kept_rows()
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("model"))
+    def tag_rows_on_mesh(self, batch: DataProto) -> DataProto:
+        return DataProto({"rank": torch.full((len(batch),), self.rank)})
+
+
+def add(worker: ContractWorker, batch: DataProto, number: int) -> DataProto:
+    """What a driver brings along: the rows' rank, plus a number."""
+    return DataProto({"x": batch.batch["x"] + worker.rank + number})
 
 
 class FailsToStart(Worker):
@@ -218,8 +286,59 @@ def check_mesh(group: ContractGroup) -> None:
 
 
 def check_rank_zero(group: ContractGroup) -> None:
-    """Execute.RANK_ZERO passes arguments as they are and returns what rank 0 returned."""
+    """Execute.RANK_ZERO, and the mode RANK_ZERO, pass arguments as they are and return what rank 0 returned."""
     assert group.call.on_rank_zero([1, 2, 3, 4]) == (0, [1, 2, 3, 4])
+    assert group.call.on_rank_zero_only([1, 2, 3, 4]) == (0, [1, 2, 3, 4])
+
+
+def check_lists(group: ContractGroup) -> None:
+    """ALL_TO_ALL gives each rank its own item of a list, and everything else to all."""
+    ranks = range(WORLD_SIZE)
+    assert group.call.own_and_shared(list("abcd"), 5) == [("abcd"[rank], 5) for rank in ranks]
+    assert group.call.own_and_shared(Copy([1, 2])) == [([1, 2], None)] * WORLD_SIZE
+    with expected(DispatchError) as caught:
+        group.call.own_and_shared([1, 2, 3])
+    assert "3 values for 4 ranks" in str(caught.error)
+
+
+def check_padding(group: ContractGroup) -> None:
+    """A batch that asks for it comes in shards of equal size, whose padding is marked and never comes back."""
+    batch = DataProto.from_dict({"x": torch.arange(5)}, auto_padding=True)
+    assert group.call.count_rows(batch) == [(2, 0), (2, 0), (2, 1), (2, 2)]
+    assert group.call.tag_rows(batch).batch["x"].tolist() == [0, 1, 2, 3, 4]
+    assert group.call.add_one(batch).get().batch["x"].tolist() == [1, 2, 3, 4, 5]
+    assert len(batch) == 5
+
+
+def check_functions_of_the_driver(group: ContractGroup) -> None:
+    """A function runs on every rank with its worker, or on rank 0; any method can be called by its name."""
+    batch = DataProto({"x": torch.zeros(4, dtype=torch.int64)})
+    assert group.execute_with_func_generator(add, batch, 10).batch["x"].tolist() == [10, 11, 12, 13]
+    assert group.execute_with_func_generator(partial(add, number=5), batch).batch["x"].tolist() == [5, 6, 7, 8]
+    assert group.execute_with_func_generator(lambda worker, rows: rows, batch).batch["x"].tolist() == [0] * 4
+    assert group.execute_func_rank_zero(max, 3, 7) == 7
+    assert group.execute_all_sync("not_registered", 10) == [0, 10, 20, 30]
+    assert group.execute_all_sync("not_registered", number=PerRank([4, 3, 2, 1])) == [0, 3, 4, 3]
+    assert group.execute_rank_zero_sync("place") == (0, WORLD_SIZE, 0, WORLD_SIZE)
+
+
+def check_chains(group: ContractGroup) -> None:
+    """A future is an argument like its value, of calls that wait and of calls that do not."""
+    batch = DataProto({"x": torch.arange(3)})
+    later = group.call.add_one(group.call.add_one(group.call.add_one(batch)))  # type: ignore[arg-type]
+    assert group.call.tag_rows(later).batch["x"].tolist() == [3, 4, 5]  # type: ignore[arg-type]
+    assert later.get().batch["x"].tolist() == [3, 4, 5]
+
+
+def check_unread_failure(group: ContractGroup) -> None:
+    """A failure that nobody has read is raised at the next call, and only there."""
+    lost = group.call.raise_later(1)
+    while not lost.done():
+        time.sleep(0.01)
+    with expected(WorkerError) as caught:
+        group.call.place()
+    assert "raised later on rank 1" in caught.error.cause_message
+    check_places(group)
 
 
 def check_async_methods(group: ContractGroup) -> None:
@@ -351,6 +470,53 @@ def check_timeouts(runtime: str) -> None:
         assert "timed out" in str(closed.error)
 
 
+def check_roles(runtime: str) -> None:
+    """Workers that share a process have a group each, with methods and meshes of their own, and see each other."""
+    roles: dict[str, Init[Any] | type] = {"first": Init(ContractWorker, MESH), "second": Neighbour}
+    batch = DataProto({"x": torch.arange(4)})
+    with WorkerGroup(ResourcePool([WORLD_SIZE]), create_colocated_worker_cls(roles), runtime=runtime) as both:
+        groups = both.spawn()
+        assert groups["first"].place() == [(rank, WORLD_SIZE, rank, WORLD_SIZE) for rank in range(WORLD_SIZE)]
+        assert both.second_place() == groups["second"].place() == [f"neighbour {rank} of 4" for rank in range(WORLD_SIZE)]
+        assert groups["first"].tag_rows_on_mesh(batch).batch["rank"].tolist() == [2, 2, 1, 1]
+        assert groups["second"].tag_rows_on_mesh(batch).batch["rank"].tolist() == [0, 1, 2, 3]
+        assert groups["second"].ask_the_other() == [[2, 3], [2, 3], [0, 1], [0, 1]]
+        with expected(WorkerError) as caught:
+            groups["first"].raise_on(3)
+        assert (caught.error.origin.method, caught.error.origin.rank) == ("first.raise_on", 3)
+    with expected(GroupClosedError):
+        groups["second"].place()
+
+
+def check_environment_of_the_callers(runtime: str) -> None:
+    """Variables that the caller sets are there from the start, and may not contradict the runtime's own."""
+    if not CAPABILITIES[runtime].worker_env:
+        with expected(UnsupportedByRuntime):
+            WorkerGroup(ResourcePool([1]), ContractWorker, runtime=runtime, worker_env={"COLOUR": "red"})
+        return
+    with WorkerGroup(ResourcePool([1]), ContractWorker, runtime=runtime, worker_env={"COLOUR": "red"}) as group:
+        assert group.call.variable("COLOUR") == ["red"]
+    with expected(ConfigError) as caught:
+        WorkerGroup(ResourcePool([1]), ContractWorker, runtime=runtime, worker_env={"RANK": "1"})
+    assert "RANK" in str(caught.error)
+
+
+def check_restart(runtime: str) -> None:
+    """A group whose rank has died is made ready again, with the arguments of the first time."""
+    with WorkerGroup(ResourcePool([2]), Init(ContractWorker, ((0, True), (1, True))), runtime=runtime) as group:
+        if not CAPABILITIES[runtime].restart:
+            with expected(UnsupportedByRuntime):
+                group.restart()
+            return
+        with expected(WorkerLostError):
+            group.call.die_on(0)
+        assert group.status().state is State.BROKEN
+        group.restart()
+        assert group.call.sum_ranks() == [1, 1]
+        assert group.call.tag_rows_on_mesh(DataProto({"x": torch.arange(2)})).batch["rank"].tolist() == [0, 1]
+        assert group.status().state is State.READY
+
+
 def check_a_rank_dies(runtime: str) -> None:
     """A process that ends in a call is a WorkerLostError that names it; the group is broken and says why."""
     if not CAPABILITIES[runtime].own_processes:
@@ -371,6 +537,11 @@ CALL_CHECKS: tuple[Callable[[ContractGroup], None], ...] = (
     check_rows,
     check_mesh,
     check_rank_zero,
+    check_lists,
+    check_padding,
+    check_functions_of_the_driver,
+    check_chains,
+    check_unread_failure,
     check_async_methods,
     check_futures,
     check_nothing_is_shared,
@@ -381,4 +552,12 @@ CALL_CHECKS: tuple[Callable[[ContractGroup], None], ...] = (
     check_environment,
     check_collectives,
 )
-LIFE_CHECKS: tuple[Callable[[str], None], ...] = (check_constructor_fails, check_closed, check_timeouts, check_a_rank_dies)
+LIFE_CHECKS: tuple[Callable[[str], None], ...] = (
+    check_constructor_fails,
+    check_closed,
+    check_timeouts,
+    check_roles,
+    check_environment_of_the_callers,
+    check_restart,
+    check_a_rank_dies,
+)

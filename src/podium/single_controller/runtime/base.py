@@ -1,24 +1,23 @@
 """The seam between group calls and the place where ranks run.
 
-A runtime starts ranks, hands a call to one of them, waits, kills. It takes no decision: what a failure means, how long to
-wait for whom and what to tell the caller is `pending_call`'s work, the same for every runtime.
+A runtime starts ranks, hands a call to them, waits, tells what is known of a rank from outside, kills. It takes no
+decision: what a failure means, how long to wait for whom and what to tell the caller is `pending_call`'s work, the same for
+every runtime.
 """
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from podium.errors import ConfigError, ResourceError, WorkerError, unknown_name
+from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime, WorkerError, unknown_name
 from podium.single_controller.context import RankContext
 from podium.single_controller.resource_pool import ResourcePool
-
-if TYPE_CHECKING:
-    from podium.single_controller.worker import Worker
+from podium.single_controller.runtime.cores import num_cores
 
 CONSTRUCTOR = "__init__"
 
@@ -28,12 +27,24 @@ class GroupSpec:
     """What to start: `worker_class(*args, **kwargs)` on every rank of the pool."""
 
     name: str
-    worker_class: type[Worker]
+    worker_class: type
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     pool: ResourcePool
-    threads_per_rank: int
-    """torch threads of each rank; 0 is the machine's cores divided by the ranks on it."""
+    threads_per_rank: int = 0
+    """torch threads of each rank; 0 is the cores that this process may use divided by the ranks on a node."""
+    worker_env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the ranks' processes, there from their start."""
+    detached: bool = False
+    """Whether the ranks outlive the driver."""
+    name_prefix: str | None = None
+    """What the ranks' names in the cluster begin with; None leaves them nameless, but for detached ones."""
+    master_addr: str | None = None
+    """The address that the ranks meet at, one of rank 0's node; None lets the runtime choose."""
+    master_port_range: tuple[int, int] | None = None
+    """The ports [low, high) one of which the ranks meet at; None takes any that is free."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What only one runtime understands (Ray's own actor options)."""
 
     def __post_init__(self) -> None:
         if self.threads_per_rank < 0:
@@ -42,6 +53,7 @@ class GroupSpec:
     def contexts(self, runtime: str) -> list[RankContext]:
         """The place of each rank, without a rendezvous."""
         places = zip(self.pool.local_rank_list(), self.pool.local_world_size_list(), strict=True)
+        cores = num_cores()
         return [
             RankContext(
                 group=self.name,
@@ -50,21 +62,32 @@ class GroupSpec:
                 world_size=self.pool.world_size,
                 local_rank=local_rank,
                 local_world_size=local_world_size,
-                threads=self.threads_per_rank or max(1, num_cores() // local_world_size),
+                threads=self.threads_per_rank or max(1, cores // local_world_size),
             )
             for rank, (local_rank, local_world_size) in enumerate(places)
         ]
 
 
+class Reply(Enum):
+    """What ranks send back."""
+
+    VALUE = "value"
+    """The result, as whatever travels best; only the runtime's `wait` can read it."""
+    PLAIN = "plain"
+    """The result itself, for a caller who takes it without us."""
+    NOTHING = "nothing"
+    """None: the result is not wanted."""
+
+
 @dataclass(frozen=True)
 class RankCall:
-    """One method call on one rank."""
+    """One method call on one rank. Ranks that are sent the same arguments share the object, so that they travel once."""
 
+    role: str | None
+    """Which of the workers that share the rank's process; None is the one that the group was made of."""
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    answers: bool
-    """Whether the result is wanted; if not, the rank answers None and sends no data."""
 
 
 @dataclass(frozen=True)
@@ -74,24 +97,48 @@ class Answer:
     value: Any
 
 
+@dataclass(frozen=True)
+class Testimony:
+    """What can be learnt of a rank from outside, however stuck or dead it is. Empty text is "nothing known"."""
+
+    node: str
+    pid: int
+    is_alive: bool
+    last_lines: str = ""
+    """The last lines that its process wrote."""
+    stacks: str = ""
+    """Where its threads are, asked for by `stacks=True`; of a crashed process, where it crashed."""
+
+
 Outcome: TypeAlias = Answer | WorkerError
 Ticket: TypeAlias = Any  # what a runtime gives for a call that it took; only that runtime knows what is inside
 
 
 class Runtime(ABC):
-    """The ranks of one group. Calls of a rank run in the order of `submit`, on the thread of its constructor."""
+    """The ranks of one crew. Calls of a rank run in the order of `submit`, on the thread of its constructor."""
 
     @abstractmethod
     def start(self, spec: GroupSpec) -> dict[int, Ticket]:
-        """Begin to build every rank's worker; the tickets are of the constructors, which may fail like any call."""
+        """Begin to build every rank's worker; the tickets are of the constructors, which may fail like any call.
+
+        A second start, after `close`, builds them anew.
+        """
 
     @abstractmethod
-    def submit(self, rank: int, call: RankCall) -> Ticket:
-        """Send a call to a rank. The arguments are copied: the worker may change its own."""
+    def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Ticket]:
+        """Send a call to each rank; `quiet` ranks answer None whatever the reply. Arguments are copied."""
 
     @abstractmethod
     def wait(self, tickets: Mapping[int, Ticket], timeout_s: float) -> dict[int, Outcome]:
         """The outcomes by rank, as soon as all are there, one of them is a failure, or the time is over; 0 only looks."""
+
+    @abstractmethod
+    def reference(self, ticket: Ticket) -> Any:
+        """What stands for the result of a call with a plain reply in a `FutureList`."""
+
+    @abstractmethod
+    def testimony(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Testimony]:
+        """What is known of these ranks; takes a second or two when stacks are asked for."""
 
     @abstractmethod
     def kill(self, ranks: Iterable[int]) -> None:
@@ -99,7 +146,21 @@ class Runtime(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything; the last call on a runtime, harmless when repeated."""
+        """End every rank and let go of everything, harmless when repeated."""
+
+    def workers(self) -> Sequence[Any]:
+        """Handles of the ranks' workers, by rank, for a caller who talks to them without us."""
+        return ()
+
+    def worker_names(self) -> list[str]:
+        """The ranks' names in the cluster, by rank; none where ranks have no names."""
+        return []
+
+    def attach(
+        self, worker_class: type, name_prefix: str | None, worker_names: Sequence[str] | None, handles: Sequence[Any] | None
+    ) -> GroupSpec:
+        """Take over ranks that another driver has started as detached ones, instead of `start`."""
+        raise UnsupportedByRuntime("this runtime has no groups that outlive their driver")
 
 
 RUNTIMES: dict[str, str] = {
@@ -109,14 +170,9 @@ RUNTIMES: dict[str, str] = {
 
 
 def build_runtime(name: str) -> Runtime:
-    """A runtime for one group. ConfigError for an unknown name, MissingExtraError when its package is not installed."""
+    """A runtime for one crew. ConfigError for an unknown name, MissingExtraError when its package is not installed."""
     if name not in RUNTIMES:
         raise ConfigError(unknown_name("runtime", name, RUNTIMES))
     module, _, class_name = RUNTIMES[name].partition(":")
     runtime: Runtime = getattr(import_module(module), class_name)()
     return runtime
-
-
-def num_cores() -> int:
-    """The cores that this process may use, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

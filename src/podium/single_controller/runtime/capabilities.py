@@ -50,9 +50,9 @@ CAPABILITIES: dict[str, Capabilities] = {
         collectives=True,
         timeouts=True,
         environment=True,
-        restart=False,  # this and the next two: the runtime could, Podium does not yet
-        worker_env=False,
-        detached=False,
+        restart=True,
+        worker_env=True,
+        detached=True,
         exit_codes=False,  # Ray does not report them
     ),
 }

@@ -7,14 +7,23 @@ time (collectives) or to be ended from outside (timeouts) is not here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from podium.errors import UnsupportedByRuntime
+from podium.errors import UnsupportedByRuntime, WorkerError
 from podium.single_controller.context import RankContext
-from podium.single_controller.runtime.base import CONSTRUCTOR, Answer, GroupSpec, Outcome, RankCall, Runtime
-from podium.single_controller.runtime.rank import run_as_rank, worker_error
-from podium.single_controller.worker import Worker
+from podium.single_controller.runtime.base import (
+    CONSTRUCTOR,
+    Answer,
+    GroupSpec,
+    Outcome,
+    RankCall,
+    Reply,
+    Runtime,
+    Testimony,
+)
+from podium.single_controller.runtime.capabilities import require
+from podium.single_controller.runtime.rank import called_as, method_of, run_as_rank, worker_error
 
 
 class InlineRuntime(Runtime):
@@ -22,18 +31,27 @@ class InlineRuntime(Runtime):
 
     def __init__(self) -> None:
         self._contexts: list[RankContext] = []
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, Any] = {}
 
     def start(self, spec: GroupSpec) -> dict[int, Outcome]:
+        _refuse_what_needs_processes(spec)
         self._contexts = spec.contexts("inline")
         return {context.rank: self._construct(context, spec) for context in self._contexts}
 
-    def submit(self, rank: int, call: RankCall) -> Outcome:
-        method = getattr(self._workers[rank], call.method)
-        return self._run(self._contexts[rank], call.method, method, call.args, call.kwargs, answers=call.answers)
+    def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Outcome]:
+        return {rank: self._call(rank, call, reply is not Reply.NOTHING and rank not in quiet) for rank, call in calls.items()}
 
     def wait(self, tickets: Mapping[int, Outcome], timeout_s: float) -> dict[int, Outcome]:
         return dict(tickets)
+
+    def reference(self, ticket: Outcome) -> InlineReference:
+        return InlineReference(ticket)
+
+    def testimony(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Testimony]:
+        return {}  # whatever a rank does, the driver does it: there is nothing to be seen from outside
+
+    def workers(self) -> Sequence[Any]:
+        return [self._workers[rank] for rank in sorted(self._workers)]
 
     def kill(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
@@ -41,6 +59,13 @@ class InlineRuntime(Runtime):
 
     def close(self) -> None:
         self._workers.clear()
+
+    def _call(self, rank: int, call: RankCall, answers: bool) -> Outcome:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return method_of(self._workers[rank], call.role, call.method)(*args, **kwargs)
+
+        name = called_as(call.role, call.method)
+        return self._run(self._contexts[rank], name, method, call.args, call.kwargs, answers=answers)
 
     def _construct(self, context: RankContext, spec: GroupSpec) -> Outcome:
         def build(*args: Any, **kwargs: Any) -> None:
@@ -69,3 +94,23 @@ class InlineRuntime(Runtime):
             failure = worker_error(context, method, error)
             failure.__cause__ = error  # `raise ... from`: a debugger finds the frame that failed
             return failure
+
+
+class InlineReference:
+    """What one rank of a non-blocking call returned, or raised."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def get(self) -> Any:
+        """The result; raises the rank's WorkerError."""
+        if isinstance(self._outcome, WorkerError):
+            raise self._outcome
+        return self._outcome.value
+
+
+def _refuse_what_needs_processes(spec: GroupSpec) -> None:
+    if spec.worker_env:
+        require("inline", "worker_env", f"environment of its own for workers ({', '.join(spec.worker_env)})")
+    if spec.detached:
+        require("inline", "detached", "group that outlives the driver")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,6 +27,17 @@ def run_as_rank(context: RankContext, function: Callable[..., Any], args: tuple[
     with running_as(context), torch_threads(context.threads):
         result = function(*args, **kwargs)
         return _run_coroutine(result, context.threads) if inspect.iscoroutine(result) else result
+
+
+def method_of(worker: Any, role: str | None, method: str) -> Callable[..., Any]:
+    """The method of a rank's worker, or of the worker of that role in the same process."""
+    target = worker if role is None else worker.get_fused_worker_by_name(role)
+    return cast(Callable[..., Any], getattr(target, method))
+
+
+def called_as(role: str | None, method: str) -> str:
+    """A method's name in messages: `update`, or `actor.update` for that of a role."""
+    return method if role is None else f"{role}.{method}"
 
 
 def worker_error(context: RankContext, method: str, error: Exception) -> WorkerError:

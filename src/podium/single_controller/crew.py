@@ -1,0 +1,218 @@
+"""`Crew`: the rank processes behind a group, or behind several that share them. They start, break, restart and close together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Self
+
+from podium.errors import ConfigError, UnsupportedByRuntime
+from podium.single_controller.life import Life, State
+from podium.single_controller.mesh import Mesh
+from podium.single_controller.open_calls import OpenCalls, Unread
+from podium.single_controller.outbox import Deferred, Outbox
+from podium.single_controller.pending_call import PendingCall, log
+from podium.single_controller.runtime.base import CONSTRUCTOR, GroupSpec, RankCall, Reply, Runtime, build_runtime
+from podium.single_controller.runtime.capabilities import require
+from podium.single_controller.status import CallStatus, GroupStatus
+from podium.single_controller.supervision import SLOW_AFTER_S
+
+DEFAULT_CALL_TIMEOUT_S = 3600.0
+"""Every wait has a limit. An hour is longer than any step, so it ends hangs and nothing else."""
+
+
+class Crew:
+    """Sends calls to ranks that one `GroupSpec` describes, and watches over them."""
+
+    def __init__(
+        self,
+        spec: GroupSpec,
+        runtime: str,
+        *,
+        call_timeout_s: float | None = None,
+        slow_after_s: float = SLOW_AFTER_S,
+        auto_padding: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.runtime_name = runtime
+        self.auto_padding = auto_padding
+        self.meshes: dict[tuple[str | None, str | None], Mesh] = {}
+        """By role and name; what the workers have told, forgotten at a restart."""
+        self._call_timeout_s = self._checked(call_timeout_s) or DEFAULT_CALL_TIMEOUT_S
+        if not slow_after_s > 0:
+            raise ConfigError(f"slow_after_s is more than 0 seconds, got {slow_after_s:g}")
+        self._slow_after_s = slow_after_s
+        self._is_owner = True
+        _keep_log_level()
+        self._begin()
+
+    @classmethod
+    def attached(
+        cls,
+        worker_class: type,
+        runtime: str,
+        name_prefix: str | None,
+        worker_names: Sequence[str] | None,
+        worker_handles: Sequence[Any] | None,
+        options: Mapping[str, Any],
+    ) -> Self:
+        """The crew that another driver started as a detached one; `options` are those of the constructor."""
+        require(runtime, "detached", "groups that outlive their driver")
+        reached = build_runtime(runtime)
+        spec = reached.attach(worker_class, name_prefix, worker_names, worker_handles)
+        crew = cls(spec, runtime, **options)
+        crew.runtime = reached
+        crew._is_owner = False
+        return crew
+
+    @cached_property
+    def flat_mesh(self) -> Mesh:
+        """The mesh in which every rank has a shard of its own."""
+        return Mesh.flat(self.world_size)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def world_size(self) -> int:
+        return self.spec.pool.world_size
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def admit(self, method: str) -> None:
+        """A caller wants to make a call: GroupClosedError unless the crew is ready.
+
+        A call that failed and that nobody has read is raised here, but to the driver, never to what the outbox sends.
+        """
+        self.life.check_ready(self.name, method)
+        if not self._outbox.is_sender and (failed := self._open_calls.unread_failure()) is not None:
+            failed.get()
+
+    def submit(
+        self,
+        method: str,
+        calls: Mapping[int, RankCall],
+        reply: Reply,
+        quiet: Collection[int] = (),
+        timeout_s: float | None = None,
+    ) -> PendingCall:
+        """Send a call to each of the ranks; `timeout_s` None is the crew's own limit. GroupClosedError unless it is ready."""
+        limit_s = self._checked(timeout_s) or self._call_timeout_s
+        self.life.check_ready(self.name, method)
+        return self._pending(method, self.runtime.submit(calls, reply, quiet), limit_s)
+
+    def later(self, method: str, resolve: Callable[[], None], send: Callable[[], PendingCall]) -> Deferred:
+        """Send a call behind the driver's back once `resolve` has its arguments, after those that were deferred before it."""
+        return self._outbox.post(Deferred(method, resolve, send))
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether deferred calls wait to be sent, and this thread is not the one that sends them."""
+        return self._outbox.is_busy
+
+    def wait_for_deferred(self) -> None:
+        """Calls run in the order they were made: let those before this one be sent first."""
+        self._outbox.drain()
+
+    def expect_reader(self, future: Unread) -> None:
+        """Remember the future of a call that does not block: its failure shall not be lost."""
+        self._open_calls.expect_reader(future)
+
+    def status(self, *, stacks: bool = False) -> GroupStatus:
+        """The calls that are not over, and what is known of every rank; `stacks` asks all of them where they are."""
+        calls = tuple(CallStatus(call.method, call.age_s, call.silent_ranks) for call in self._open_calls.unanswered())
+        ranks = {} if self.life.state is State.CLOSED else self.runtime.testimony(range(self.world_size), stacks=stacks)
+        return GroupStatus(self.name, self.life.state, self.life.reason, calls, self._outbox.methods, ranks)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Build every rank's worker; returns when all are built, raises what a constructor raised (WorkerError)."""
+        try:
+            self._build()
+        except BaseException:
+            self.life.close()
+            raise
+
+    def restart(self) -> None:
+        """End every rank and build it anew, with the arguments of the first time.
+
+        Calls that are under way end with GroupClosedError. When a rank cannot be built, none is left, the crew is broken and
+        may be restarted again.
+        """
+        require(self.runtime_name, "restart", "restart of ranks")
+        self.life.check_open(f"restart group {self.name!r}")
+        if not self._is_owner:
+            raise UnsupportedByRuntime(
+                f"group {self.name!r} was started by another driver, which alone knows how its workers are made: restart it there"
+            )
+        self._end("restarted")
+        self.meshes.clear()
+        self._begin()
+        try:
+            self._build()
+        except BaseException as error:
+            self.life.break_down(f"its restart failed: {error}".partition("\n")[0])
+            raise
+
+    def close(self) -> None:
+        """End the ranks, if they are ours; harmless when repeated. A failure that nobody knows of is raised, after that."""
+        try:  # first: once the ranks are ended, nobody can tell what failed
+            failed = self._open_calls.unread_failure(look_at_all=True) if self._is_sound else None
+            if failed is not None:
+                failed.get()
+        finally:
+            self.close_quietly()
+
+    def close_quietly(self) -> None:
+        """`close`, without a word of failed calls."""
+        self._end("closed")
+
+    def end(self) -> None:
+        """`close`, and end ranks that are not ours too."""
+        self._is_owner = True
+        self.close()
+
+    @property
+    def _is_sound(self) -> bool:
+        """Not broken, the reason for which has been told: failures that nobody has read follow from it."""
+        return self.life.state in (State.READY, State.DRAINING)
+
+    def _begin(self) -> None:
+        """A life of its own for the ranks that come: what is still heard of those before is no news of these."""
+        self.life = Life()
+        self.runtime: Runtime = build_runtime(self.runtime_name)
+        self._open_calls = OpenCalls()
+        self._outbox = Outbox()
+
+    def _build(self) -> None:
+        try:
+            self._pending(CONSTRUCTOR, self.runtime.start(self.spec), self._call_timeout_s).finish()
+        except BaseException:  # Ctrl-C included: no rank stays behind without its group
+            self.runtime.close()
+            raise
+
+    def _end(self, reason: str) -> None:
+        self.life.close(reason)
+        self._outbox.drop_all(self.life.reason)
+        self._open_calls.clear()
+        if self._is_owner:
+            self.runtime.close()
+
+    def _pending(self, method: str, tickets: Mapping[int, Any], timeout_s: float) -> PendingCall:
+        return PendingCall(self.runtime, self.name, method, tickets, timeout_s, self.life, self._slow_after_s, self._open_calls)
+
+    def _checked(self, timeout_s: float | None) -> float | None:
+        if timeout_s is not None and not timeout_s > 0:
+            raise ConfigError(f"a time limit is more than 0 seconds, got {timeout_s:g}")
+        if timeout_s is not None:
+            require(self.runtime_name, "timeouts", f"time limit for calls (asked for: {timeout_s:g} s)")
+        return timeout_s
+
+
+def _keep_log_level() -> None:
+    """What is logged of a group is decided when it is made: libraries that are loaded later change the root logger's level."""
+    if log.level == logging.NOTSET:
+        log.setLevel(log.getEffectiveLevel())

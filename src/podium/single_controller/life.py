@@ -1,0 +1,63 @@
+"""The life of a crew's ranks: ready, draining while a failure is sorted out, broken, closed. A small state machine, no I/O.
+
+It goes one way but for draining, which may end well: a restart begins a new life.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from podium.errors import GroupClosedError
+
+
+class State(Enum):
+    READY = "ready"
+    DRAINING = "draining"
+    """A rank has failed, its peers have a moment to answer."""
+    BROKEN = "broken"
+    """A rank is gone: `restart()` makes the crew ready again."""
+    CLOSED = "closed"
+    """The ranks were ended on purpose."""
+
+
+class Life:
+    """Where the ranks are in their life, and why."""
+
+    def __init__(self) -> None:
+        self.state = State.READY
+        self.reason = ""
+        """Of a broken one, what broke it; of a closed one, what was done to it."""
+
+    def drain(self) -> None:
+        """A call has failed; whether the ranks survive is not known yet."""
+        if self.state is State.READY:
+            self.state = State.DRAINING
+
+    def recover(self) -> None:
+        """All ranks have answered the failed call."""
+        if self.state is State.DRAINING:
+            self.state = State.READY
+
+    def break_down(self, reason: str) -> None:
+        """A rank is gone; the first reason stays."""
+        if self.state in (State.READY, State.DRAINING):
+            self.state, self.reason = State.BROKEN, reason
+
+    def close(self, reason: str = "closed") -> None:
+        """The ranks are ended; what is heard of them from here on is no failure. The first reason stays."""
+        if self.state is not State.CLOSED:
+            self.state, self.reason = State.CLOSED, reason
+
+    def check_open(self, wish: str) -> None:
+        """GroupClosedError, with the wish in its message, once closed."""
+        if self.state is State.CLOSED:
+            raise GroupClosedError(f"cannot {wish}: it was {self.reason}")
+
+    def check_ready(self, group: str, method: str) -> None:
+        """GroupClosedError unless calls can be sent."""
+        if self.state is State.BROKEN:
+            raise GroupClosedError(
+                f"group {group!r} cannot run {method!r}: it is broken since {self.reason}; restart() starts its ranks anew"
+            )
+        if self.state is State.CLOSED:
+            raise GroupClosedError(f"group {group!r} cannot run {method!r}: it was {self.reason}")

@@ -1,0 +1,101 @@
+"""Calls that a crew has not done with: those that ranks have not answered, and those whose result nobody has read.
+
+Both may be many, and one may last as long as the crew (a server's loop): whatever is over lets go of itself, wherever it
+stands, so that nothing of a finished call is kept. Safe to use from several threads, since each step is one operation on a
+dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Any, Protocol
+
+LOOKS_PER_CALL = 4
+"""How many unread calls a new call looks at: a look costs a round trip, and hundreds may be on their way."""
+
+
+class OpenCall(Protocol):
+    """A call that was sent."""
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def silent_ranks(self) -> tuple[int, ...]: ...
+
+    @property
+    def began(self) -> float: ...
+
+    @property
+    def age_s(self) -> float: ...
+
+    def has_lost(self, rank: int) -> bool: ...
+
+    def is_over(self, wait_s: float = 0.0) -> bool: ...
+
+
+class Unread(Protocol):
+    """The future of a call whose result nobody may have read yet."""
+
+    when_read: Callable[[], object]
+    """To be called when somebody has."""
+
+    @property
+    def is_read(self) -> bool: ...
+
+    @property
+    def has_failed(self) -> bool: ...
+
+    def done(self) -> bool: ...
+
+    def get(self) -> Any: ...
+
+
+class OpenCalls:
+    """The calls of one crew, in the order they were sent."""
+
+    def __init__(self) -> None:
+        self._unanswered: dict[int, OpenCall] = {}
+        self._unread: dict[int, Unread] = {}
+
+    def __len__(self) -> int:
+        return len(self._unanswered) + len(self._unread)
+
+    def add(self, call: OpenCall) -> None:
+        """The call was sent; `remove` it when it is over."""
+        self._unanswered[id(call)] = call
+
+    def remove(self, call: OpenCall) -> None:
+        """Harmless when repeated."""
+        self._unanswered.pop(id(call), None)
+
+    def unanswered(self) -> list[OpenCall]:
+        """The calls that are not over, oldest first."""
+        return [call for call in list(self._unanswered.values()) if not call.is_over()]
+
+    def before(self, call: OpenCall) -> list[OpenCall]:
+        """Those of the calls that are not over, as far as anybody has looked, which were sent before this one."""
+        return [other for other in list(self._unanswered.values()) if other.began < call.began]
+
+    def expect_reader(self, future: Unread) -> None:
+        """The result of this future shall be read: its failure shall not be lost."""
+        self._unread[id(future)] = future
+        future.when_read = partial(self._unread.pop, id(future), None)
+
+    def unread_failure(self, *, look_at_all: bool = False) -> Unread | None:
+        """A failed call that nobody has read, given once. Looks at a few, and at others the next time, unless at all."""
+        for key in list(islice(self._unread, len(self._unread) if look_at_all else LOOKS_PER_CALL)):
+            future = self._unread.pop(key, None)
+            if future is None or future.is_read:
+                continue
+            if not future.done():
+                self._unread[key] = future  # behind the others
+            elif future.has_failed:
+                return future
+        return None
+
+    def clear(self) -> None:
+        self._unanswered.clear()
+        self._unread.clear()

@@ -1,0 +1,297 @@
+"""What runs in a rank's process on Ray: an actor class made of the user's class, with an entry for each method.
+
+A rank's constructor and sync methods run on one thread in call order: the actor's own, or, where a method is a coroutine
+function, a thread beside the loop that all coroutines share. Ray's construction of the actor does nothing: the worker is
+built by a call, so that a constructor's failure is told like any other, and after the ranks know where to meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import cloudpickle
+import ray
+import torch
+from ray.util.placement_group import PlacementGroup, get_current_placement_group
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it without saying so
+
+from podium.errors import ResourceError
+from podium.single_controller.colocation import ColocatedWorker
+from podium.single_controller.context import RankContext, running_as
+from podium.single_controller.registration import registration_of
+from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
+from podium.single_controller.runtime.payload import HoldsReference, Packed, pack, unpack
+from podium.single_controller.runtime.rank import called_as, method_of, run_as_rank, worker_error
+from podium.single_controller.runtime.witness import Witness, leave_traces
+
+LOOPBACK = "127.0.0.1"
+ACCOUNT = "_podium_account"
+"""The attribute of an exception that holds the WorkerError made of it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank's process is."""
+
+    node_id: str
+    node: str
+    address: str
+    pid: int
+    witness: Witness
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """What a rank tells a driver that did not start it."""
+
+    context: RankContext
+    place: Place
+    name: str
+    """Its name in the cluster."""
+    placement_group: PlacementGroup | None
+
+
+def is_reference(value: object) -> bool:
+    """Whether only Ray may carry the value, which counts who holds it."""
+    return isinstance(value, ray.ObjectRef)
+
+
+class RankActor:
+    """What the runtime adds in front of the user's class."""
+
+    _rank_context: RankContext  # the very attribute of `Worker`, which was made before its rank was known
+
+    def __init__(self) -> None:
+        pass
+
+    def podium_locate(self) -> Place:
+        """Where this process is; from here on it can be watched from outside."""
+        address: str = cast(Any, ray.util).get_node_ip_address()
+        return Place(ray.get_runtime_context().get_node_id(), socket.gethostname(), address, os.getpid(), leave_traces())
+
+    def podium_whereabouts(self) -> Whereabouts:
+        """For a driver that did not start this rank."""
+        name = ray.get_runtime_context().get_actor_name() or ""
+        return Whereabouts(self._rank_context, RankActor.podium_locate(self), name, get_current_placement_group())
+
+    def podium_host_store(self, address: str, port_range: tuple[int, int] | None) -> int:
+        """Open the rendezvous of the group in this process; returns its port."""
+        # We bind the socket and hand it over: the port cannot be taken in between, and nothing else listens.
+        listener = _listen(address, port_range)
+        port: int = listener.getsockname()[1]
+        self._podium_store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        return port
+
+    def podium_start(self, context: RankContext, packed: Packed) -> None:
+        """Construct the user's worker as this rank."""
+        self._rank_context = context
+        _set_environment(context)
+        args, kwargs = unpack(packed)
+        self._podium_run(None, CONSTRUCTOR, cast(Any, super()).__init__, args, kwargs)
+
+    def _podium_call(self, role: str | None, name: str, reply: Reply, packed: Packed, args: Any, kwargs: Any) -> Any:
+        args, kwargs = unpack(packed) if packed is not None else (args, kwargs)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return method_of(self, role, name)(*args, **kwargs)
+
+        return self._podium_reply(self._podium_run(role, name, method, args, kwargs), reply)
+
+    def _podium_reply(self, result: Any, reply: Reply) -> Any:
+        if reply is Reply.NOTHING:
+            return None
+        if reply is Reply.PLAIN:
+            return result
+        try:
+            return pack(result, is_reference)
+        except HoldsReference:
+            return result
+
+    def _podium_run(self, role: str | None, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        try:
+            return run_as_rank(self._rank_context, function, args, kwargs)
+        except Exception as error:
+            raise _with_account(self._rank_context, called_as(role, name), error) from None
+
+
+class AsyncRankActor(RankActor):
+    """A rank with coroutine methods. They share Ray's loop; everything else runs on one thread beside it."""
+
+    def __init__(self) -> None:
+        self._podium_thread = ThreadPoolExecutor(1, "podium-rank")
+
+    async def podium_locate(self) -> Place:  # type: ignore[override]  # Ray awaits what an actor's methods return
+        return super().podium_locate()
+
+    async def podium_host_store(self, address: str, port_range: tuple[int, int] | None) -> int:  # type: ignore[override]
+        return super().podium_host_store(address, port_range)
+
+    async def podium_start(self, context: RankContext, packed: Packed) -> None:  # type: ignore[override]
+        if context.threads:
+            torch.set_num_threads(context.threads)  # the count is per thread, and this is the loop's
+        await self._podium_on_thread(super().podium_start, context, packed)
+
+    def _podium_reply(self, result: Any, reply: Reply) -> Any:
+        # Ray writes a plain result down on its loop, when the next call may be changing it already.
+        return copy.deepcopy(result) if reply is Reply.PLAIN else super()._podium_reply(result, reply)
+
+    async def _podium_on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._podium_thread, function, *args)
+
+    async def _podium_await(self, role: str | None, name: str, reply: Reply, packed: Packed, args: Any, kwargs: Any) -> Any:
+        args, kwargs = unpack(packed) if packed is not None else (args, kwargs)
+        try:
+            with running_as(self._rank_context):
+                return self._podium_reply(await method_of(self, role, name)(*args, **kwargs), reply)
+        except Exception as error:
+            raise _with_account(self._rank_context, called_as(role, name), error) from None
+
+
+def entry_name(role: str | None, method: str, reply: Reply) -> str:
+    """The actor's method behind a method of the worker."""
+    return f"podium_{reply.value}_{called_as(role, method)}"
+
+
+ANY_METHOD = "podium_any"
+"""The entry for methods without one of their own: `(role, name, reply, packed, *args, **kwargs)`."""
+
+
+def actor_class(worker_class: type) -> type:
+    """A subclass of the user's class with its name and methods, and entries for its registered methods and its roles'."""
+    # Being found under no module, it is pickled by value; so is its base, if that was defined in the driver's __main__, and
+    # any other base is imported by the worker.
+    known = entries_of(worker_class)
+    is_async = any(known.values()) or _has_coroutines(worker_class)
+    make, any_method = (_async_entry, _any_async) if is_async else (_entry, _any)
+    entries = {entry_name(role, name, reply): make(role, name, reply) for role, name in known for reply in Reply}
+    for (role, name), is_coroutine in known.items():
+        if is_coroutine:
+            entries |= {entry_name(role, name, reply): _awaiting_entry(role, name, reply) for reply in Reply}
+    members = {"__module__": worker_class.__module__, ANY_METHOD: any_method, **entries}
+    return type(worker_class.__name__, (AsyncRankActor if is_async else RankActor, worker_class), members)
+
+
+def entries_of(worker_class: type) -> dict[tuple[str | None, str], bool]:
+    """(role, name) of the registered methods, the roles' included, and whether each is a coroutine function."""
+    classes: dict[str | None, type] = {None: worker_class}
+    if issubclass(worker_class, ColocatedWorker):
+        classes |= {role: init.cls for role, init in worker_class.raw_cls_dict.items()}
+    return {
+        (role, name): registration.is_async
+        for role, owner in classes.items()
+        for name in dir(owner)
+        if (registration := registration_of(inspect.getattr_static(owner, name)))
+    }
+
+
+@contextmanager
+def signatures_kept(worker_class: type) -> Iterator[None]:
+    """Put back what Ray writes into the signatures of a class's methods, in the driver, when it makes an actor class of it."""
+    members = (inspect.getattr_static(worker_class, name) for name in dir(worker_class))
+    functions = {inspect.unwrap(member) for member in members if inspect.isfunction(member)}
+    before = {function: function.__dict__.get("__signature__") for function in functions}
+    try:
+        yield
+    finally:
+        for function, signature in before.items():
+            if signature is None:
+                function.__dict__.pop("__signature__", None)
+            else:
+                function.__dict__["__signature__"] = signature
+
+
+def _has_coroutines(worker_class: type) -> bool:
+    """Ray makes an actor asynchronous for any coroutine method, registered or not."""
+    members = [inspect.getattr_static(worker_class, name) for name in dir(worker_class)]
+    return any(inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member) for member in members)
+
+
+def _entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
+    # One entry per method: to send its name as an argument of a common entry costs Ray 20 to 30 % of an empty call.
+    def call(self: RankActor, packed: Packed = None, /, *args: Any, **kwargs: Any) -> Any:
+        return self._podium_call(role, name, reply, packed, args, kwargs)
+
+    return call
+
+
+def _async_entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
+    async def call(self: AsyncRankActor, packed: Packed = None, /, *args: Any, **kwargs: Any) -> Any:
+        return await self._podium_on_thread(self._podium_call, role, name, reply, packed, args, kwargs)
+
+    return call
+
+
+def _awaiting_entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
+    async def call(self: AsyncRankActor, packed: Packed = None, /, *args: Any, **kwargs: Any) -> Any:
+        return await self._podium_await(role, name, reply, packed, args, kwargs)
+
+    return call
+
+
+def _any(self: RankActor, role: str | None, name: str, reply: Reply, packed: Packed, /, *args: Any, **kwargs: Any) -> Any:
+    return self._podium_call(role, name, reply, packed, args, kwargs)
+
+
+async def _any_async(
+    self: AsyncRankActor, role: str | None, name: str, reply: Reply, packed: Packed, /, *args: Any, **kwargs: Any
+) -> Any:
+    if inspect.iscoroutinefunction(method_of(self, role, name)):
+        return await self._podium_await(role, name, reply, packed, args, kwargs)
+    return await self._podium_on_thread(self._podium_call, role, name, reply, packed, args, kwargs)
+
+
+def _with_account(context: RankContext, method: str, error: Exception) -> Exception:
+    """The error itself, for those who read it from Ray, with our account of it; only the account, if it does not travel."""
+    account = worker_error(context, method, error)
+    try:
+        setattr(error, ACCOUNT, account)
+        cloudpickle.loads(cloudpickle.dumps(error))
+    except Exception:  # whatever a foreign exception does when it is pickled
+        return account
+    return error
+
+
+def _listen(address: str, port_range: tuple[int, int] | None) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in (0,) if port_range is None else range(*port_range):
+        try:
+            return socket.create_server((address, port), family=family)
+        except OSError as error:
+            taken = error
+    if port_range is None:
+        raise ResourceError(f"the ranks cannot meet at {address}: {taken}; master_addr is an address of rank 0's node")
+    low, high = port_range
+    raise ResourceError(f"no port of master_port_range [{low}, {high}) is free on {address}: {taken}; give a longer range")
+
+
+def _set_environment(context: RankContext) -> None:
+    os.environ.update(rank_environment(context))
+    if context.master_addr == LOOPBACK:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+
+
+def rank_environment(context: RankContext) -> Mapping[str, str]:
+    """The variables that tell torch.distributed, and code ported from verl, where a rank is."""
+    return {
+        "RANK": str(context.rank),
+        "WORLD_SIZE": str(context.world_size),
+        "LOCAL_RANK": str(context.local_rank),
+        "LOCAL_WORLD_SIZE": str(context.local_world_size),
+        "RAY_LOCAL_WORLD_SIZE": str(context.local_world_size),
+        "MASTER_ADDR": str(context.master_addr),
+        "MASTER_PORT": str(context.master_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 of init_process_group("gloo") then joins our store and opens none
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "WG_BACKEND": "ray",
+        "WG_PREFIX": context.group,
+    }

@@ -1,0 +1,129 @@
+"""The Ray cluster: joining it, and what its nodes have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group_table
+
+from podium.single_controller.placement import Node, sort_by_node_ip
+from podium.single_controller.runtime.cores import core_limit
+
+LOCAL_CPUS = 64
+"""Ranks that may live at once in a cluster that we start. Ray's CPUs are only counted, so this costs nothing."""
+PLACEMENT_TIMEOUT_S = 120.0
+"""What has no place by then never gets one: the cluster has no room."""
+
+log = logging.getLogger("podium.single_controller")
+
+Resources: TypeAlias = dict[str, float]
+
+
+def connect(world_size: int) -> None:
+    """Start a cluster of our own, unless the driver has joined one."""
+    if ray.is_initialized():
+        return
+    cores, source = core_limit()
+    num_cpus = max(LOCAL_CPUS, cores, world_size)
+    log.info("starting Ray with %d CPUs, which it only counts: one for each rank. %s allows %d cores", num_cpus, source, cores)
+    ray.init(
+        address="local",  # a bare init would join whatever cluster another job runs on this machine
+        include_dashboard=False,
+        num_cpus=num_cpus,
+        logging_level=logging.ERROR,
+        log_to_driver=True,  # what workers print is for whoever runs the driver
+        _system_config={"prestart_worker_first_driver": False},  # else Ray starts an idle process for each logical CPU
+    )
+
+
+def session() -> str:
+    """Names the connection to this cluster: after a shutdown and another `ray.init` it is another."""
+    context = ray.get_runtime_context()
+    return f"{context.get_node_id()}/{context.get_job_id()}"
+
+
+def nodes() -> list[Node]:
+    """The nodes and what they have in all, every one as if nothing were held of it."""
+    return [
+        Node(told["NodeID"], told["NodeManagerAddress"], told["Resources"], told["Resources"], told["Alive"])
+        for told in cast(Any, ray).nodes()
+    ]
+
+
+def nodes_now(besides: Collection[PlacementGroup] = ()) -> list[Node]:
+    """The nodes with what is free of them now, and who holds what, as if these placement groups were not there."""
+    ours = {group.id.hex() for group in besides}
+    placed = [told for told in cast(Any, placement_group_table)().values() if told["bundles_to_node_id"] and _is_held(told)]
+    free = _free_by_node()
+    return [
+        Node(
+            node_id=node.node_id,
+            address=node.address,
+            resources_total=node.resources_total,
+            resources_free=_plus(
+                free.get(node.node_id, node.resources_total),
+                [part for told in placed if told["placement_group_id"] in ours for part in _parts_on(node.node_id, told)],
+            ),
+            alive=node.alive,
+            held_by=_holders(node.node_id, [told for told in placed if told["placement_group_id"] not in ours]),
+        )
+        for node in nodes()
+    ]
+
+
+def sort_groups(groups: Sequence[PlacementGroup]) -> list[PlacementGroup]:
+    """The groups by the address of the node that their first bundle is on."""
+    address = {node.node_id: node.address for node in nodes()}
+    where = {group: node_ids(group)[0] for group in groups}
+    return sort_by_node_ip(groups, lambda group: address[where[group]])
+
+
+def node_ids(group: PlacementGroup) -> dict[int, str]:
+    """The node of each bundle of a group that has its place."""
+    return cast(dict[int, str], cast(Any, placement_group_table)(group)["bundles_to_node_id"])
+
+
+def state_of(group: PlacementGroup) -> str:
+    """CREATED once the group has its place, PENDING or RESCHEDULING while it waits, REMOVED."""
+    return str(cast(Any, placement_group_table)(group).get("state", "REMOVED"))
+
+
+def is_unused(group: PlacementGroup) -> bool:
+    """Whether no actor or task is in the group, as far as its nodes have told by now."""
+    bundles = cast(Any, placement_group_table)(group).get("bundles", {})
+    # Ray gives each bundle 1,000 units of a mark by which it finds the group; what runs there holds a bit of it.
+    free: float = sum(resources.get(f"bundle_group_{group.id.hex()}", 0) for resources in _free_by_node().values())
+    return free >= 1000 * len(bundles)
+
+
+def _is_held(told: dict[str, Any]) -> bool:
+    return bool(told["state"] == "CREATED")
+
+
+def _parts_on(node_id: str, told: dict[str, Any]) -> list[Resources]:
+    return [told["bundles"][index] for index, where in told["bundles_to_node_id"].items() if where == node_id]
+
+
+def _holders(node_id: str, placed: Sequence[dict[str, Any]]) -> dict[str, Resources]:
+    """By the name of the placement group, or its id, what it has of the node."""
+    parts = {told["name"] or told["placement_group_id"]: _parts_on(node_id, told) for told in placed}
+    return {name: _plus({}, held) for name, held in parts.items() if held}
+
+
+def _plus(amounts: Mapping[str, float], parts: Sequence[Resources]) -> Resources:
+    total = dict(amounts)
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, 0) + amount
+    return total
+
+
+def _free_by_node() -> dict[str, Resources]:
+    try:
+        from ray._private.state import available_resources_per_node  # Ray tells what is free per node nowhere else
+    except ImportError:
+        return {}
+    return cast(dict[str, Resources], cast(Any, available_resources_per_node)())

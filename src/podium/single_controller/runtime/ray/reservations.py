@@ -1,0 +1,320 @@
+"""What is held of the Ray cluster for resource pools: one placement group for each entry of a reservation.
+
+Holders come and go: groups, and pools whose placement groups were asked for. The first one makes a reservation's placement
+groups, the last one gives them back, unless the pool is detached.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from podium.errors import ResourceError
+from podium.single_controller.placement import GPU, Node, Plan, bundle_resources, needs_gpus, plan_placement
+from podium.single_controller.rank_order import RankOrder, Spot, declared_order, rank_order
+from podium.single_controller.resource_pool import Bundle, Reservation, ResourcePool
+from podium.single_controller.runtime.ray import cluster
+
+UNUSED_WITHIN_S = 5.0
+"""How long Ray may take to notice that killed actors have left a placement group."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank's actor goes, and what it takes there."""
+
+    spot: Spot
+    strategy: PlacementGroupSchedulingStrategy
+    num_cpus: float
+    num_gpus: float
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a holder has of a reservation."""
+
+    name: str
+    bundles: tuple[Bundle, ...]
+    """Those that its ranks run in; none for a holder without ranks."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The placement groups of a reservation, and where its bundles came to be, as declared."""
+
+    groups: tuple[PlacementGroup, ...]
+    made: dict[Bundle, tuple[int, int]]
+    """For each bundle, the number of its placement group and its index there."""
+    spots: dict[Bundle, Spot]
+    bundle: dict[str, float]
+    """What each bundle has."""
+    outlives_driver: bool
+
+
+@dataclass
+class Holding:
+    """A reservation and who holds it."""
+
+    stays: bool
+    """Whether it is kept when nobody holds it."""
+    users: dict[Hashable, Use] = field(default_factory=dict)
+    placed: Placed | None = None
+    placing: threading.Lock = field(default_factory=threading.Lock)
+
+
+_holdings: dict[tuple[str, Reservation], Holding] = {}
+"""By session too: after a shutdown and another `ray.init` nothing is held any more."""
+_table = threading.Lock()
+
+
+def hold(
+    holder: Hashable,
+    name: str,
+    pool: ResourcePool,
+    *,
+    runs_ranks: bool = True,
+    detached: bool = False,
+    bin_pack: bool = True,
+    wait: bool = False,
+) -> None:
+    """Make the pool's placement groups, or share those that are there, until `release(holder)`.
+
+    `detached` ones outlive the driver, as those of a detached pool do. `wait` for their places even on a cluster of one
+    node, where that tells nothing new. ResourceError, holding nothing, when there is no room, or when the pool's devices are
+    shared by max_colocate_count holders with ranks already.
+    """
+    outlives_driver = detached or pool.detached
+    try:
+        for reservation in pool.reservations:
+            bundles = tuple(bundle for bundle in pool.bundles if bundle.reservation is reservation)
+            holding = _join(holder, Use(name, bundles if runs_ranks else ()), reservation, pool)
+            with holding.placing:
+                if holding.placed is None or _was_removed(holding.placed):
+                    holding.placed = _place(name, pool, reservation, outlives_driver, bin_pack=bin_pack, wait=wait)
+                elif detached and not holding.placed.outlives_driver:
+                    raise ResourceError(
+                        f"group {name!r} is detached, but its pool is held already and ends with this driver: make the pool with "
+                        "detached=True, or give the group a pool of its own"
+                    )
+    except BaseException:
+        release(holder)
+        raise
+
+
+def release(holder: Hashable) -> None:
+    """Give back what `hold` took; the last one to do so frees it, unless the pool is detached. Harmless when repeated."""
+    with _table:
+        left = [key for key, holding in _holdings.items() if holding.users.pop(holder, None)]
+        ended = [key for key in left if not _holdings[key].users and not _holdings[key].stays]
+        freed = {key: _holdings.pop(key) for key in ended}
+    _remove(freed)
+
+
+def keep(pool: ResourcePool) -> list[PlacementGroup]:
+    """Hold the pool until `drop`, group or no group, and give its placement groups, in the order of its ranks."""
+    cluster.connect(pool.world_size)
+    hold(_Keeper(pool.bundles), "pool", pool, runs_ranks=False, wait=True)
+    placed = {reservation: _placed(reservation) for reservation in pool.reservations}
+    order = order_of(pool)
+    bundles = [pool.bundles[position] for position in order.positions]
+    groups = [placed[bundle.reservation].groups[placed[bundle.reservation].made[bundle][0]] for bundle in bundles]
+    return list(dict.fromkeys(groups))
+
+
+def drop(pool: ResourcePool) -> None:
+    """End `keep`, also of a detached pool, unless a group still uses it; harmless when there was none."""
+    release(_Keeper(pool.bundles))
+    with _table:
+        left = [key for key in _holdings if key[1] in pool.reservations and not _holdings[key].users]
+        freed = {key: _holdings.pop(key) for key in left}
+    _remove(freed)
+
+
+def remove_if_unused(groups: Iterable[PlacementGroup]) -> None:
+    """Remove those in which nobody is any more, once Ray has noticed that."""
+    left, give_up = set(groups), time.monotonic() + UNUSED_WITHIN_S
+    while left:
+        unused = {group for group in left if cluster.is_unused(group)}
+        for group in unused:
+            remove_placement_group(group)
+        left -= unused
+        if not left or time.monotonic() > give_up:
+            return
+        time.sleep(0.1)
+
+
+def order_of(pool: ResourcePool) -> RankOrder:
+    """How the ranks of a pool that is held are counted on the nodes that it came to be on."""
+    return rank_order(pool.process_on_nodes, [_placed(bundle.reservation).spots[bundle] for bundle in pool.bundles])
+
+
+def seats(pool: ResourcePool, order: RankOrder) -> list[Seat]:
+    """For each rank of a pool that is held, its place and its share of it."""
+    return [_seat(pool.bundles[position], 1 / pool.max_colocate_count) for position in order.positions]
+
+
+def no_room(pool: ResourcePool, name: str) -> ResourceError:
+    """The error for ranks that got no process in time: the pool has no place, or its places are taken."""
+    for reservation in pool.reservations:
+        placed = _placed(reservation)
+        if any(cluster.state_of(group) != "CREATED" for group in placed.groups):
+            return _no_place(reservation, placed.groups, placed.bundle, bin_pack=True)
+    return ResourceError(
+        f"the {pool.world_size} ranks of group {name!r} got no process within {cluster.PLACEMENT_TIMEOUT_S:g} s, though their "
+        f"pool has its place: is Ray able to start processes there? Its max_colocate_count is {pool.max_colocate_count}"
+    )
+
+
+@dataclass(frozen=True)
+class _Keeper:
+    """Who holds a pool whose placement groups were asked for."""
+
+    bundles: tuple[Bundle, ...]
+
+
+def _join(holder: Hashable, use: Use, reservation: Reservation, pool: ResourcePool) -> Holding:
+    with _table:
+        holding = _holdings.setdefault((cluster.session(), reservation), Holding(stays=pool.detached))
+        count = Counter(bundle for other in holding.users.values() for bundle in other.bundles)
+        if any(count[bundle] >= pool.max_colocate_count for bundle in use.bundles):
+            raise ResourceError(_all_shares_taken(use, holding, pool))
+        holding.users[holder] = use
+        return holding
+
+
+def _all_shares_taken(use: Use, holding: Holding, pool: ResourcePool) -> str:
+    wanted = set(use.bundles)
+    names = ", ".join(repr(other.name) for other in holding.users.values() if wanted & set(other.bundles))
+    return (
+        f"group {use.name!r} has no place: max_colocate_count={pool.max_colocate_count} is how many groups may share the pool's "
+        f"devices, and they are taken by {names}. Raise the pool's max_colocate_count, close one of these groups, or give this "
+        "one a pool of its own"
+    )
+
+
+def _seat(bundle: Bundle, share: float) -> Seat:
+    placed = _placed(bundle.reservation)
+    number, index = placed.made[bundle]
+    strategy = PlacementGroupSchedulingStrategy(placed.groups[number], placement_group_bundle_index=index)
+    return Seat(placed.spots[bundle], strategy, share, share if GPU in placed.bundle else 0)
+
+
+def _placed(reservation: Reservation) -> Placed:
+    placed = _holdings[cluster.session(), reservation].placed
+    assert placed is not None, "only what is held is asked for"
+    return placed
+
+
+def _place(
+    name: str, pool: ResourcePool, reservation: Reservation, outlives_driver: bool, *, bin_pack: bool, wait: bool
+) -> Placed:
+    nodes = cluster.nodes()
+    counts = reservation.process_on_nodes
+    bundle = bundle_resources(pool, use_gpu=needs_gpus(pool, nodes))
+    plan = plan_placement(counts, bundle, nodes, bin_pack=bin_pack)  # what never fits is refused before anything is made
+    alive = [node for node in nodes if node.alive]
+    if len(alive) > 1:
+        plan = _plan_now(counts, bundle, bin_pack=bin_pack) or plan
+    # Ray wants the names of placement groups to differ.
+    prefix = f"{reservation.name_prefix or f'podium_{name}'}_{secrets.token_hex(3)}"
+    groups: list[PlacementGroup] = []
+    try:
+        for entry, on in enumerate(plan):
+            groups.append(_group(f"{prefix}:{entry}", bundle, on, outlives_driver=outlives_driver, bin_pack=bin_pack))
+        if wait or len(alive) > 1:
+            _await(reservation, groups, bundle, bin_pack=bin_pack)
+        made_at = _spots(groups, counts, alive)
+    except BaseException:
+        for group in groups:
+            remove_placement_group(group)
+        raise
+    return _as_declared(reservation, groups, made_at, bundle, outlives_driver=outlives_driver)
+
+
+def _plan_now(counts: Sequence[int], bundle: dict[str, float], *, bin_pack: bool) -> Plan | None:
+    """A plan for what is free now; None where something has to be given back first."""
+    try:
+        return plan_placement(counts, bundle, cluster.nodes_now(), bin_pack=bin_pack)
+    except ResourceError:
+        return None
+
+
+def _group(name: str, bundle: dict[str, float], on: Sequence[Node], *, outlives_driver: bool, bin_pack: bool) -> PlacementGroup:
+    made: PlacementGroup = placement_group(
+        [bundle] * len(on),
+        strategy="STRICT_PACK" if bin_pack else "PACK",
+        name=name,
+        lifetime="detached" if outlives_driver else None,
+        # Left to itself, Ray may place a small entry on the only node that is large enough for another one.
+        _soft_target_node_id=on[0].node_id if bin_pack else None,
+    )
+    return made
+
+
+def _as_declared(
+    reservation: Reservation,
+    groups: Sequence[PlacementGroup],
+    made_at: Sequence[Spot],
+    bundle: dict[str, float],
+    *,
+    outlives_driver: bool,
+) -> Placed:
+    counts = reservation.process_on_nodes
+    places = [(number, index) for number, count in enumerate(counts) for index in range(count)]
+    declared = list(zip(reservation.bundles(), declared_order(counts, made_at), strict=True))
+    return Placed(
+        groups=tuple(groups),
+        made={one: places[position] for one, position in declared},
+        spots={one: made_at[position] for one, position in declared},
+        bundle=bundle,
+        outlives_driver=outlives_driver,
+    )
+
+
+def _await(reservation: Reservation, groups: Sequence[PlacementGroup], bundle: dict[str, float], *, bin_pack: bool) -> None:
+    give_up = time.monotonic() + cluster.PLACEMENT_TIMEOUT_S
+    for group in groups:
+        while not group.wait(1):  # whole seconds; short ones, since Ctrl-C is heard in between only
+            if time.monotonic() > give_up:
+                raise _no_place(reservation, groups, bundle, bin_pack=bin_pack)
+
+
+def _no_place(
+    reservation: Reservation, groups: Sequence[PlacementGroup], bundle: dict[str, float], *, bin_pack: bool
+) -> ResourceError:
+    counts = reservation.process_on_nodes
+    waited = f"Ray placed not all of {list(counts)} within {cluster.PLACEMENT_TIMEOUT_S:g} s"
+    try:
+        plan_placement(counts, bundle, cluster.nodes_now(besides=groups), bin_pack=bin_pack)
+    except ResourceError as error:
+        return ResourceError(f"{waited}: {error}")
+    return ResourceError(f"{waited}, though they fit: is the cluster busy or starting?")
+
+
+def _spots(groups: Sequence[PlacementGroup], counts: Sequence[int], alive: Sequence[Node]) -> list[Spot]:
+    """Where every bundle of the groups is; on a cluster of one node that needs no asking."""
+    if len(alive) == 1:
+        return [Spot(alive[0].address, alive[0].node_id)] * sum(counts)
+    address = {node.node_id: node.address for node in cluster.nodes()}
+    where = [(cluster.node_ids(group), count) for group, count in zip(groups, counts, strict=True)]
+    return [Spot(address[on[index]], on[index]) for on, count in where for index in range(count)]
+
+
+def _was_removed(placed: Placed) -> bool:
+    """Whether another driver has ended what outlives this one."""
+    return placed.outlives_driver and any(cluster.state_of(group) == "REMOVED" for group in placed.groups)
+
+
+def _remove(freed: Mapping[tuple[str, Reservation], Holding]) -> None:
+    now = cluster.session() if ray.is_initialized() else None  # of an earlier session nothing is left
+    for (session, _), holding in freed.items():
+        for group in holding.placed.groups if holding.placed and session == now else ():
+            remove_placement_group(group)

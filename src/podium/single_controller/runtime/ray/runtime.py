@@ -1,0 +1,305 @@
+"""The Ray runtime: every rank is an actor, on this machine or on a cluster that the driver has joined.
+
+Only this package imports ray: `actor` is what runs in a rank, `cluster` where ranks go.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from podium.errors import ConfigError, MissingExtraError, Origin, ResourceError, WorkerError, WorkerLostError
+from podium.single_controller.context import RankContext
+from podium.single_controller.rank_order import RankOrder
+from podium.single_controller.resource_pool import ResourcePool
+from podium.single_controller.runtime import witness
+from podium.single_controller.runtime.base import (
+    CONSTRUCTOR,
+    Answer,
+    GroupSpec,
+    Outcome,
+    RankCall,
+    Reply,
+    Runtime,
+    Testimony,
+)
+from podium.single_controller.runtime.payload import HoldsReference, pack, unpack
+from podium.single_controller.runtime.rank import called_as
+
+try:
+    import ray
+    from ray.exceptions import (
+        ActorAlreadyExistsError,
+        ActorHandleNotFoundError,
+        GetTimeoutError,
+        RayActorError,
+        RayError,
+        RayTaskError,
+    )
+except ImportError as error:
+    raise MissingExtraError("ray", "ray", "runtime 'ray'") from error
+
+from podium.single_controller.runtime.ray import cluster, reservations
+from podium.single_controller.runtime.ray.actor import (
+    ACCOUNT,
+    ANY_METHOD,
+    LOOPBACK,
+    AsyncRankActor,
+    Place,
+    actor_class,
+    entries_of,
+    entry_name,
+    is_reference,
+    rank_environment,
+    signatures_kept,
+)
+from podium.single_controller.runtime.ray.finding import named_actor, names_with, whereabouts
+from podium.single_controller.runtime.ray.looking import here, testimony_by_node
+
+ASYNC_CALLS = 10_000
+"""Coroutine methods that may wait on one rank at once; Ray's own limit is 1,000, and the next call would hang unseen."""
+
+
+@dataclass(frozen=True)
+class RayTicket:
+    """A call that an actor has been sent."""
+
+    method: str
+    ref: Any
+
+
+class RayRuntime(Runtime):
+    """One actor per rank of the crew."""
+
+    def __init__(self) -> None:
+        self._actors: dict[int, Any] = {}
+        self._contexts: list[RankContext] = []
+        self._places: list[Place] = []
+        self._names: list[str] = []
+        self._holder = object()
+        self._foreign: set[Any] = set()
+        """The placement groups of ranks that another driver has started."""
+        self._has_entry: Collection[tuple[str | None, str]] = ()
+
+    # -- the ranks' life ----------------------------------------------------------------------------------------------
+
+    def start(self, spec: GroupSpec) -> dict[int, RayTicket]:
+        _check_worker_env(spec)
+        cluster.connect(spec.pool.world_size)
+        bin_pack = bool(spec.options.get("bin_pack", True))
+        reservations.hold(self._holder, spec.name, spec.pool, detached=spec.detached, bin_pack=bin_pack)
+        order = reservations.order_of(spec.pool)
+        seats = reservations.seats(spec.pool, order)
+        self._make_actors(spec, order, seats)
+        is_one_node = len({seat.spot.node_id for seat in seats}) == 1
+        address = spec.master_addr or (LOOPBACK if is_one_node else seats[0].spot.address)
+        located = [actor.podium_locate.remote() for actor in self._actors.values()]
+        hosted = self._actors[0].podium_host_store.remote(address, spec.master_port_range)
+        *self._places, port = self._await([*located, hosted], spec)
+        self._contexts = [replace(context, master_addr=address, master_port=port) for context in _contexts(spec, order)]
+        arguments = _packed(spec.args, spec.kwargs)
+        return {
+            rank: RayTicket(CONSTRUCTOR, actor.podium_start.remote(self._contexts[rank], arguments))
+            for rank, actor in self._actors.items()
+        }
+
+    def attach(
+        self, worker_class: type, name_prefix: str | None, worker_names: Sequence[str] | None, handles: Sequence[Any] | None
+    ) -> GroupSpec:
+        cluster.connect(1)
+        found = list(handles or map(named_actor, worker_names or names_with(name_prefix, worker_class)))
+        known = sorted(zip(whereabouts(found), found, strict=True), key=lambda entry: entry[0].context.rank)
+        self._contexts = [told.context for told, _ in known]
+        self._places = [told.place for told, _ in known]
+        ranks = [context.rank for context in self._contexts]
+        group, size = self._contexts[0].group, self._contexts[0].world_size
+        if ranks != list(range(size)) or len({context.master_port for context in self._contexts}) > 1:
+            raise ResourceError(f"group {group!r} has {size} ranks, found are {ranks}: give all of its workers, and no others")
+        self._actors = {context.rank: actor for context, (_, actor) in zip(self._contexts, known, strict=True)}
+        self._foreign = {told.placement_group for told, _ in known if told.placement_group is not None}
+        self._names = [told.name for told, _ in known]
+        self._has_entry = entries_of(worker_class)
+        sizes = [context.local_world_size for context in self._contexts if context.local_rank == 0]
+        return GroupSpec(group, worker_class, (), {}, ResourcePool(sizes), name_prefix=name_prefix, detached=True)
+
+    def kill(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            actor = self._actors.pop(rank, None)
+            if actor is not None and ray.is_initialized():
+                with suppress(ActorHandleNotFoundError):  # of a session that was shut down, and the actor with it
+                    ray.kill(actor, no_restart=True)
+
+    def close(self) -> None:
+        # The cluster stays for the next group: starting one takes seconds. Ray's own atexit hook ends what `connect` began.
+        self.kill(list(self._actors))
+        reservations.release(self._holder)
+        if self._foreign and ray.is_initialized():
+            reservations.remove_if_unused(self._foreign)
+        self._foreign = set()
+
+    def workers(self) -> Sequence[Any]:
+        return [self._actors[rank] for rank in sorted(self._actors)]
+
+    def worker_names(self) -> list[str]:
+        return list(self._names)
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, RayTicket]:
+        sent: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        tickets = {}
+        for rank, call in calls.items():
+            if id(call) not in sent:
+                sent[id(call)] = _ray_arguments(call, shared=len(calls) > 1)
+            args, kwargs = sent[id(call)]
+            wanted = Reply.NOTHING if rank in quiet else reply
+            if (call.role, call.method) in self._has_entry:
+                ref = getattr(self._actors[rank], entry_name(call.role, call.method, wanted)).remote(*args, **kwargs)
+            else:
+                ref = getattr(self._actors[rank], ANY_METHOD).remote(call.role, call.method, wanted, *(args or (None,)), **kwargs)
+            tickets[rank] = RayTicket(called_as(call.role, call.method), ref)
+        return tickets
+
+    def wait(self, tickets: Mapping[int, RayTicket], timeout_s: float) -> dict[int, Outcome]:
+        refs = [ticket.ref for ticket in tickets.values()]
+        try:  # one round trip when all is well; ray.get also comes back at the first failure
+            values = ray.get(refs, timeout=timeout_s)
+        except RayError:
+            ready = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0])
+            return {rank: self._outcome(rank, ticket) for rank, ticket in tickets.items() if ticket.ref in ready}
+        return {rank: Answer(unpack(value)) for rank, value in zip(tickets, values, strict=True)}
+
+    def reference(self, ticket: RayTicket) -> Any:
+        return ticket.ref
+
+    def testimony(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Testimony]:
+        by_node: dict[str, list[int]] = {}
+        for rank in ranks:
+            if rank < len(self._places):
+                by_node.setdefault(self._places[rank].node_id, []).append(rank)
+        places = {node_id: [self._places[rank] for rank in group] for node_id, group in by_node.items()}
+        told = testimony_by_node(places, stacks)
+        return {rank: one for node_id, group in by_node.items() for rank, one in zip(group, told[node_id], strict=True)}
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _make_actors(self, spec: GroupSpec, order: RankOrder, seats: Sequence[reservations.Seat]) -> None:
+        with signatures_kept(spec.worker_class):
+            self._make_each(spec, order, seats)
+
+    def _make_each(self, spec: GroupSpec, order: RankOrder, seats: Sequence[reservations.Seat]) -> None:
+        made = actor_class(spec.worker_class)
+        self._has_entry = entries_of(spec.worker_class)
+        remote: Any = ray.remote(made)
+        self._names = _actor_names(spec, order)
+        runtime_env = _runtime_env(spec)
+        for rank, seat in enumerate(seats):
+            options: dict[str, Any] = {
+                "num_cpus": seat.num_cpus,
+                "num_gpus": seat.num_gpus,
+                "scheduling_strategy": seat.strategy,
+                **({"name": self._names[rank]} if self._names else {}),
+                **({"lifetime": "detached"} if spec.detached else {}),
+                **({"max_concurrency": ASYNC_CALLS} if issubclass(made, AsyncRankActor) else {}),
+                **{name: value for name, value in spec.options.items() if name not in ("bin_pack", "runtime_env")},
+            }
+            if runtime_env:
+                options["runtime_env"] = runtime_env
+            try:
+                self._actors[rank] = remote.options(**options).remote()
+            except ActorAlreadyExistsError as error:
+                raise ResourceError(
+                    f"rank {rank} of group {spec.name!r} cannot be named {self._names[rank]!r}, as another actor is: give "
+                    f"another name_prefix than {spec.name_prefix!r}, or end the other group"
+                ) from error
+            except ValueError as error:  # it asks for what its bundle does not have
+                raise ResourceError(f"rank {rank} of group {spec.name!r} fits into no place of its pool: {error}") from error
+
+    def _await(self, refs: list[Any], spec: GroupSpec) -> list[Any]:
+        try:
+            return ray.get(refs, timeout=cluster.PLACEMENT_TIMEOUT_S)
+        except GetTimeoutError:
+            raise reservations.no_room(spec.pool, spec.name) from None
+        except RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, ResourceError):
+                raise cause from None
+            raise ResourceError(f"the ranks of group {spec.name!r} could not start: {cause or error}") from error
+
+    def _outcome(self, rank: int, ticket: RayTicket) -> Outcome:
+        place = self._places[rank]
+        origin = Origin(self._contexts[rank].group, ticket.method, rank, place.node, place.pid)
+        try:
+            return Answer(unpack(ray.get(ticket.ref)))
+        except RayActorError as error:
+            known = witness.describe_exit(place.witness) if place.node_id == here() else ""
+            message = f"the rank's process died; {known or 'Ray does not report the exit code'}"
+            return WorkerLostError(origin, cause_type="ProcessDied", cause_message=message, remote_traceback=str(error))
+        except RayTaskError as error:  # what the worker raised, or what Ray met when it packed the result
+            return _worker_error(origin, error)
+        except RayError as error:
+            return WorkerError(origin, cause_type=type(error).__name__, cause_message=str(error), remote_traceback="")
+
+
+def _worker_error(origin: Origin, error: RayTaskError) -> WorkerError:
+    cause = error.cause
+    if isinstance(cause, WorkerError):
+        return cause
+    account = getattr(cause, ACCOUNT, None)
+    if isinstance(account, WorkerError):
+        account.__cause__ = cause
+        return account
+    return WorkerError(origin, cause_type=type(cause).__name__, cause_message=str(cause), remote_traceback=str(error))
+
+
+def _ray_arguments(call: RankCall, *, shared: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the actor's entry is called with: nothing, one packed argument, or those that only Ray may carry."""
+    if not call.args and not call.kwargs:
+        return (), {}
+    try:
+        packed = pack((call.args, call.kwargs), is_reference)
+    except HoldsReference:
+        return (None, *call.args), call.kwargs
+    return ((packed if isinstance(packed, bytes) else ray.put(packed)) if shared else packed,), {}
+
+
+def _packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    packed = pack((args, kwargs), is_reference)
+    return packed if isinstance(packed, bytes) else ray.put(packed)
+
+
+def _contexts(spec: GroupSpec, order: RankOrder) -> list[RankContext]:
+    places = zip(order.local_rank_list(), order.local_world_size_list(), strict=True)
+    return [
+        replace(context, local_rank=local_rank, local_world_size=local_world_size)
+        for context, (local_rank, local_world_size) in zip(spec.contexts("ray"), places, strict=True)
+    ]
+
+
+def _actor_names(spec: GroupSpec, order: RankOrder) -> list[str]:
+    if spec.name_prefix is None and not spec.detached:
+        return []
+    prefix = spec.name_prefix or secrets.token_hex(3)
+    return [
+        f"{prefix}{spec.worker_class.__name__}_{node}:{local_rank}"
+        for node, count in enumerate(order.process_on_nodes)
+        for local_rank in range(count)
+    ]
+
+
+def _runtime_env(spec: GroupSpec) -> dict[str, Any]:
+    told = dict(spec.options.get("runtime_env", {}))
+    env_vars = {**told.get("env_vars", {}), **spec.worker_env}
+    return {**told, "env_vars": env_vars} if env_vars else told
+
+
+def _check_worker_env(spec: GroupSpec) -> None:
+    ours = sorted(set(spec.worker_env) & set(rank_environment(RankContext())))
+    if ours:
+        raise ConfigError(f"worker_env sets {', '.join(ours)}, which the runtime sets itself for every rank: leave them out")
+    wrong = {name: value for name, value in spec.worker_env.items() if not isinstance(value, str)}
+    if wrong:
+        raise ConfigError(f"environment variables are text, got {wrong}")

@@ -1,0 +1,67 @@
+"""What a watched call has to say: which ranks are slow, and where they are. Pure functions of what was seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+
+SLOW_AFTER_S = 30.0
+"""Nobody is called slow before: a first step compiles, loads and waits for others."""
+SLOW_FACTOR = 3.0
+"""A rank is slow when it takes this many times as long as the slowest that has answered."""
+
+_FOLDED_THREADS = re.compile(r"\nand \d+ threads? of the runtime\s*\Z")  # `witness.folded_threads`
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Ranks in order, runs of them shortened.
+
+    >>> rank_list((0, 1, 2, 5))
+    '0-2, 5'
+    """
+    in_order = sorted(set(ranks))
+    runs = groupby(enumerate(in_order), key=lambda pair: pair[1] - pair[0])
+    return ", ".join(_run([rank for _, rank in run]) for _, run in runs)
+
+
+def ranks_named(ranks: Iterable[int]) -> str:
+    """`rank 3` or `ranks 0-2, 5`."""
+    distinct = set(ranks)
+    return f"rank{'s' * (len(distinct) != 1)} {rank_list(distinct)}"
+
+
+def fold_stacks(by_rank: Mapping[int, str]) -> str:
+    """The stacks of some ranks, equal ones once, those of the fewest ranks first: the odd one out is the likely cause.
+
+    How many idle threads a rank has does not make its stack another one.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(by_rank):
+        groups.setdefault(_FOLDED_THREADS.sub("", by_rank[rank].rstrip()), []).append(rank)
+    fewest_first = sorted(groups.values(), key=lambda ranks: (len(ranks), ranks))
+    return "\n".join(f"{ranks_named(ranks)}:\n{_indented(by_rank[ranks[0]])}" for ranks in fewest_first)
+
+
+def straggler_line(
+    method: str, answered_s: Mapping[int, float], silent: Iterable[int], age_s: float, *, slow_after_s: float = SLOW_AFTER_S
+) -> str | None:
+    """Who is awaited, once that is worth a line; None before, and when all have answered.
+
+    answered_s: how long each rank that has answered took. age_s: how long ago the call was sent. The silent ranks are named
+    when both `slow_after_s` and `SLOW_FACTOR` times the slowest answer have passed.
+    """
+    waiting = sorted(set(silent))
+    slowest_s = max(answered_s.values(), default=0.0)
+    if not waiting or age_s <= max(slow_after_s, SLOW_FACTOR * slowest_s):
+        return None
+    others = f"; the other {len(answered_s)} took at most {slowest_s:.3g} s" if answered_s else ""
+    return f"method {method!r}: no answer from {ranks_named(waiting)} after {age_s:.3g} s{others}"
+
+
+def _run(ranks: list[int]) -> str:
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" if line else "" for line in text.rstrip().split("\n"))

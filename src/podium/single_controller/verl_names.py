@@ -1,0 +1,168 @@
+"""The names that drivers written for verl use, each a thin layer over this package's own, on the runtime `ray`.
+
+What behaves differently, and why, is in `docs/coming-from-verl.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, ParamSpec, Self, TypeVar
+
+from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime
+from podium.single_controller.colocation import create_colocated_worker_cls
+from podium.single_controller.init import Init, class_of
+from podium.single_controller.placement import extract_groups
+from podium.single_controller.resource_pool import RayResourcePool, ResourcePool
+from podium.single_controller.worker_group import WorkerGroup
+
+P = ParamSpec("P")
+W = TypeVar("W")
+
+SubRayResourcePool = RayResourcePool
+create_colocated_worker_cls_fused = create_colocated_worker_cls
+
+PLACEMENT_OPTIONS = frozenset({"num_cpus", "num_gpus", "scheduling_strategy", "name", "lifetime", "max_concurrency"})
+
+
+class ClassWithInitArgs(Init[W]):
+    """`Init` whose class may be given by name: `ClassWithInitArgs(cls=MyWorker, x=2)`."""
+
+    def __init__(self, cls: Callable[P, W], *args: P.args, **kwargs: P.kwargs) -> None:
+        super().__init__(cls, *args, **kwargs)
+
+
+class RayClassWithInitArgs(ClassWithInitArgs[W]):
+    """`ClassWithInitArgs` with options of Ray's actors."""
+
+    def update_options(self, options: Mapping[str, Any]) -> None:
+        """Add actor options, of those that `ray.remote` takes; those of placement are the pool's and are refused."""
+        placement = sorted(PLACEMENT_OPTIONS & set(options))
+        if placement:
+            raise ConfigError(f"{', '.join(placement)} follow from the resource pool and the group; set them there")
+        self.options.update(options)
+
+    def set_additional_resource(self, additional_resource: Mapping[str, float]) -> None:
+        """Take these custom resources for every actor, of what the pool reserved: its `accelerator_type`."""
+        self.options["resources"] = {**self.options.get("resources", {}), **additional_resource}
+
+
+class RayWorkerGroup(WorkerGroup[W]):
+    """`WorkerGroup` on Ray, with verl's arguments; without a pool it attaches to workers that run already."""
+
+    def __init__(
+        self,
+        resource_pool: ResourcePool | None = None,
+        ray_cls_with_init: Init[W] | type[W] | None = None,
+        bin_pack: bool = True,
+        name_prefix: str | None = None,
+        detached: bool = False,
+        worker_names: Sequence[str] | None = None,
+        worker_handles: Sequence[Any] | None = None,
+        *,
+        use_gpu: bool | None = None,
+        device_name: str = "cuda",
+        master_addr: str | None = None,
+        master_port: int | None = None,
+        master_port_range: Sequence[int] | None = None,
+        profile_steps: Sequence[int] | None = None,
+        worker_nsight_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """See `WorkerGroup`, whose other options are taken too. ConfigError where two options contradict each other."""
+        given = _given(ray_cls_with_init)
+        if resource_pool is None:
+            self._attach(class_of(given), name_prefix, worker_names, worker_handles, options)
+            return
+        made = given if isinstance(given, Init) else Init(given)
+        _check_devices(resource_pool, use_gpu, device_name)
+        if (master_addr is None) != (master_port is None):
+            raise ConfigError(f"master_addr and master_port go together, got {master_addr!r} and {master_port!r}")
+        if (profile_steps is None) != (worker_nsight_options is None):
+            got = f"{profile_steps!r} and {worker_nsight_options!r}"
+            raise ConfigError(f"profile_steps and worker_nsight_options go together, got {got}")
+        super().__init__(
+            resource_pool,
+            made.with_options({"bin_pack": bin_pack, **_nsight(made, profile_steps, worker_nsight_options)}),
+            runtime="ray",
+            name_prefix=name_prefix,
+            detached=detached,
+            master_addr=master_addr,
+            master_port_range=_port_range(master_port, master_port_range),
+            **options,
+        )
+
+    @classmethod
+    def from_detached(
+        cls,
+        init: Init[W] | type[W] | None = None,
+        *,
+        name_prefix: str | None = None,
+        worker_names: Sequence[str] | None = None,
+        worker_handles: Sequence[Any] | None = None,
+        ray_cls_with_init: Init[W] | type[W] | None = None,
+        runtime: str = "ray",
+        **options: Any,
+    ) -> Self:
+        """`WorkerGroup.from_detached`; `ray_cls_with_init` is another name of its first argument."""
+        return super().from_detached(
+            _given(init or ray_cls_with_init),
+            name_prefix=name_prefix,
+            worker_names=worker_names,
+            worker_handles=worker_handles,
+            runtime=runtime,
+            **options,
+        )
+
+
+def sort_placement_group_by_node_ip(pgs: Sequence[Any]) -> list[Any]:
+    """Ray's placement groups in the numeric order of their nodes' addresses; see `placement.sort_by_node_ip`."""
+    found: list[Any] = _cluster().sort_groups(pgs)
+    return found
+
+
+def extract_pg_from_exist(
+    resource_pools: Mapping[str, RayResourcePool], src_role_names: Sequence[str], resource_pool: RayResourcePool
+) -> list[Any]:
+    """One of the named pools' placement groups for each node that `resource_pool` asks for, in its order."""
+    missing = [name for name in src_role_names if name not in resource_pools]
+    if missing:
+        raise ResourceError(f"no pool {', '.join(map(repr, missing))}; there are: {', '.join(resource_pools) or 'none'}")
+    groups = [group for name in src_role_names for group in resource_pools[name].get_placement_groups()]
+    return extract_groups([(group, group.bundle_count) for group in groups], resource_pool.store)
+
+
+def _cluster() -> Any:
+    return import_module("podium.single_controller.runtime.ray.cluster")
+
+
+def _check_devices(pool: ResourcePool, use_gpu: bool | None, device_name: str) -> None:
+    if device_name not in ("cuda", "cpu"):
+        raise UnsupportedByRuntime(f"device_name {device_name!r} is not known: runtime 'ray' places ranks on 'cuda' or 'cpu'")
+    if use_gpu and pool.use_gpu is False:
+        raise ConfigError("use_gpu=True, but the pool was made with use_gpu=False")
+
+
+def _port_range(port: int | None, port_range: Sequence[int] | None) -> tuple[int, int] | None:
+    if port is not None:
+        return int(port), int(port) + 1
+    if port_range is None:
+        return None
+    low, high = port_range
+    return int(low), int(high)
+
+
+def _given(ray_cls_with_init: Init[W] | type[W] | None) -> Init[W] | type[W]:
+    if ray_cls_with_init is None:
+        raise ConfigError("ray_cls_with_init is the class of the workers: without it nobody knows their methods")
+    return ray_cls_with_init
+
+
+def _nsight(init: Init[Any], steps: Sequence[int] | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Nsight's options for Ray; a capture of so many steps ends after them, where nothing else is said."""
+    if steps is None or options is None:
+        return {}
+    told = dict(options)
+    if told.get("capture-range-end", "") is None:
+        told["capture-range-end"] = f"repeat-shutdown:{6 * len(steps)}"
+    return {"runtime_env": {**init.options.get("runtime_env", {}), "nsight": told}}

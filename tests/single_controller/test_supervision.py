@@ -1,0 +1,77 @@
+"""What a slow or timed-out call says of its ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from podium.single_controller.runtime.witness import folded_threads
+from podium.single_controller.supervision import fold_stacks, rank_list, ranks_named, straggler_line
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((), ""),
+        ((4,), "4"),
+        ((0, 1), "0-1"),
+        ((0, 1, 2, 5), "0-2, 5"),
+        ((5, 2, 0, 1, 1), "0-2, 5"),
+        ((0, 2, 4, 9, 10, 11), "0, 2, 4, 9-11"),
+    ],
+)
+def test_ranks_are_listed_in_runs(ranks: tuple[int, ...], text: str) -> None:
+    assert rank_list(ranks) == text
+
+
+def test_one_rank_is_no_ranks() -> None:
+    assert (ranks_named((3,)), ranks_named((3, 4))) == ("rank 3", "ranks 3-4")
+
+
+def test_equal_stacks_are_shown_once_and_the_odd_one_out_first() -> None:
+    waiting = "torch/distributed/distributed_c10d.py:2829 all_reduce\n/w.py:7 update"
+    stacks = dict.fromkeys(range(8), waiting) | {1: "/w.py:3 load\n/w.py:6 update"}
+    assert fold_stacks(stacks) == (
+        "rank 1:\n  /w.py:3 load\n  /w.py:6 update\n"
+        "ranks 0, 2-7:\n  torch/distributed/distributed_c10d.py:2829 all_reduce\n  /w.py:7 update"
+    )
+
+
+def test_groups_of_one_size_come_in_rank_order() -> None:
+    assert fold_stacks({3: "c", 2: "b", 1: "c", 0: "b"}) == "ranks 0, 2:\n  b\nranks 1, 3:\n  c"
+
+
+def test_idle_threads_do_not_make_another_stack() -> None:
+    stacks = {0: "/w.py:7 update" + folded_threads(7), 1: "/w.py:7 update" + folded_threads(1), 2: "/w.py:7 update"}
+    assert fold_stacks(stacks) == "ranks 0-2:\n  /w.py:7 update\n  and 7 threads of the runtime"
+
+
+def test_no_ranks_have_no_stacks() -> None:
+    assert fold_stacks({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("answered_s", "age_s", "is_told"),
+    [
+        ({}, 30.0, False),  # the limit itself is not over it
+        ({}, 30.1, True),
+        ({0: 1.0, 1: 2.0}, 29.0, False),  # far over 3 x 2 s, but nobody is called slow so early
+        ({0: 1.0, 1: 20.0}, 59.0, False),  # over 30 s, under 3 x 20 s
+        ({0: 1.0, 1: 20.0}, 61.0, True),
+    ],
+)
+def test_a_rank_is_slow_after_both_limits(answered_s: dict[int, float], age_s: float, is_told: bool) -> None:
+    line = straggler_line("update", answered_s, (2, 3), age_s, slow_after_s=30.0)
+    assert (line is not None) == is_told
+
+
+def test_the_line_names_method_ranks_and_times() -> None:
+    line = straggler_line("update", {0: 0.5, 1: 1.25, 4: 1.0}, (3, 2), 12.0, slow_after_s=10.0)
+    assert line == "method 'update': no answer from ranks 2-3 after 12 s; the other 3 took at most 1.25 s"
+
+
+def test_without_any_answer_the_line_compares_with_none() -> None:
+    assert straggler_line("load", {}, (0,), 40.4, slow_after_s=10.0) == "method 'load': no answer from rank 0 after 40.4 s"
+
+
+def test_nobody_is_named_when_all_have_answered() -> None:
+    assert straggler_line("update", {0: 1.0, 1: 2.0}, (), 1000.0) is None

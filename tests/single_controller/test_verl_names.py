@@ -1,0 +1,239 @@
+"""verl's names as thin layers: their arguments, what is refused, and that nothing leaks from one group into the next."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime
+from podium.protocol import DataProto
+from podium.single_controller import (
+    ClassWithInitArgs,
+    Dispatch,
+    Init,
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    ResourcePoolManager,
+    SubRayResourcePool,
+    Worker,
+    WorkerGroup,
+    extract_pg_from_exist,
+    register,
+)
+from podium.single_controller.runtime.base import GroupSpec
+
+
+class Echo(Worker):
+    def __init__(self, x: int, *, cls: str = "") -> None:
+        self.x = x
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def get(self) -> int:
+        return self.x
+
+
+class Env(Worker):
+    def resources(self) -> dict[str, float]:
+        import ray
+
+        assigned: dict[str, float] = ray.get_runtime_context().get_assigned_resources()
+        return assigned
+
+    def read(self) -> tuple[str | None, str | None]:
+        return os.environ.get("FROM_OPTIONS"), os.environ.get("FROM_GROUP")
+
+
+@pytest.fixture
+def specs(monkeypatch: pytest.MonkeyPatch) -> list[GroupSpec]:
+    """What would have been started: the crew stops where it would reach a cluster."""
+    seen: list[GroupSpec] = []
+
+    class Recorder:
+        def start(self, spec: GroupSpec) -> dict[int, Any]:
+            seen.append(spec)
+            return {}
+
+        def wait(self, tickets: Any, timeout_s: float) -> dict[int, Any]:
+            return {}
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("podium.single_controller.crew.build_runtime", lambda name: Recorder())
+    return seen
+
+
+def pool() -> RayResourcePool:
+    return RayResourcePool([2], use_gpu=False)
+
+
+# -- classes with arguments ------------------------------------------------------------------------------------------------
+
+
+def test_the_class_may_be_given_by_name():
+    assert ClassWithInitArgs(cls=Echo, x=2)().get() == 2
+    assert RayClassWithInitArgs(cls=Echo, x=3)().get() == 3
+    assert RayClassWithInitArgs(Echo, 4).args == (4,)
+    assert Init(Echo, 5, cls="a worker's own argument").kwargs == {"cls": "a worker's own argument"}
+
+
+def test_a_wrong_constructor_argument_is_told_on_the_driver():
+    with pytest.raises(TypeError, match=r"Echo\(\): got an unexpected keyword argument 'y'"):
+        RayClassWithInitArgs(cls=Echo, x=1, y=2)
+
+
+def test_options_add_up_and_those_of_placement_are_refused():
+    made = RayClassWithInitArgs(cls=Echo, x=1)
+    made.update_options({"runtime_env": {"env_vars": {"A": "1"}}})
+    made.set_additional_resource({"disk": 1})  # one is enough
+    made.set_additional_resource({"tape": 2})
+    assert made.options == {"runtime_env": {"env_vars": {"A": "1"}}, "resources": {"disk": 1, "tape": 2}}
+    with pytest.raises(ConfigError, match="num_gpus, scheduling_strategy follow from the resource pool"):
+        made.update_options({"scheduling_strategy": "SPREAD", "num_gpus": 1})
+
+
+def test_a_groups_options_stay_its_own(specs: list[GroupSpec]):
+    made = RayClassWithInitArgs(cls=Echo, x=1)
+    RayWorkerGroup(pool(), made, bin_pack=False, detached=True)
+    RayWorkerGroup(pool(), made)
+    assert [(spec.options["bin_pack"], spec.detached) for spec in specs] == [(False, True), (True, False)]
+    assert made.options == {}
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_of_verl_reach_the_runtime(specs: list[GroupSpec]):
+    RayWorkerGroup(
+        resource_pool=pool(),
+        ray_cls_with_init=RayClassWithInitArgs(cls=Echo, x=1),
+        name_prefix="mine",
+        master_port_range=[4000, 4010],
+        worker_env={"A": "1"},
+        device_name="cpu",
+    )
+    RayWorkerGroup(pool(), RayClassWithInitArgs(cls=Echo, x=1), master_addr="10.0.0.1", master_port=29500)
+    ranged, fixed = specs
+    assert (ranged.name_prefix, ranged.master_port_range, ranged.worker_env) == ("mine", (4000, 4010), {"A": "1"})
+    assert (fixed.master_addr, fixed.master_port_range) == ("10.0.0.1", (29500, 29501))
+
+
+def test_a_bare_class_is_enough(specs: list[GroupSpec]):
+    class Plain:
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def get(self) -> int:
+            return 1
+
+    RayWorkerGroup(pool(), Plain)
+    assert specs[0].worker_class is Plain
+
+
+def test_nsight_options_are_those_of_the_steps_and_the_callers_dict_stays(specs: list[GroupSpec]):
+    told = {"capture-range": "cudaProfilerApi", "capture-range-end": None}
+    made = RayClassWithInitArgs(cls=Echo, x=1)
+    made.update_options({"runtime_env": {"env_vars": {"A": "1"}}})
+    RayWorkerGroup(pool(), made, profile_steps=[1, 2], worker_nsight_options=told)
+    assert specs[0].options["runtime_env"] == {
+        "env_vars": {"A": "1"},
+        "nsight": {"capture-range": "cudaProfilerApi", "capture-range-end": "repeat-shutdown:12"},
+    }
+    assert told["capture-range-end"] is None
+    assert "nsight" not in made.options["runtime_env"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"use_gpu": True}, ConfigError, "use_gpu=True, but the pool was made with use_gpu=False"),
+        ({"device_name": "npu"}, UnsupportedByRuntime, "device_name 'npu' is not known"),
+        ({"master_addr": "10.0.0.1"}, ConfigError, "master_addr and master_port go together, got '10.0.0.1' and None"),
+        ({"master_port": 1}, ConfigError, "master_addr and master_port go together, got None and 1"),
+        ({"profile_steps": [1]}, ConfigError, r"profile_steps and worker_nsight_options go together, got \[1\] and None"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        RayWorkerGroup(pool(), RayClassWithInitArgs(cls=Echo, x=1), **options)
+
+
+def test_a_group_needs_its_class():
+    for make in (RayWorkerGroup, RayWorkerGroup.from_detached):
+        with pytest.raises(ConfigError, match="ray_cls_with_init is the class of the workers"):
+            make(worker_names=["a"])
+
+
+def test_an_option_that_does_nothing_in_verl_is_no_option_here():
+    with pytest.raises(TypeError, match="ray_wait_register_center_timeout"):
+        RayWorkerGroup(pool(), RayClassWithInitArgs(cls=Echo, x=1), ray_wait_register_center_timeout=300)
+
+
+def test_the_columns_of_a_batch_may_be_given_as_a_tensordict():
+    data = DataProto(batch=TensorDict({"x": torch.arange(3)}, batch_size=[3]), meta_info={"step": 1})
+    assert (data.batch["x"].tolist(), len(data), data.meta_info) == ([0, 1, 2], 3, {"step": 1})
+
+
+# -- pools -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_part_of_a_pool_is_a_pool():
+    assert SubRayResourcePool is RayResourcePool
+    with pytest.raises(ResourceError, match="no pool 'other'; there are: mine"):
+        extract_pg_from_exist({"mine": pool()}, ["mine", "other"], pool())
+
+
+def test_a_managers_pools_are_keys_of_a_dict():
+    manager = ResourcePoolManager({"global_pool": [2], "reward_pool": [2]}, {"actor": "global_pool", "rm": "reward_pool"})
+    classes: dict[RayResourcePool, dict[str, str]] = {pool: {} for pool in manager.create_resource_pool().values()}
+    classes[manager.get_resource_pool("rm")]["rm"] = "class"
+    assert list(classes.values()) == [{}, {"rm": "class"}]
+
+
+# -- on Ray ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+def test_attaching_by_names_handles_and_prefix(ray_cluster: None):
+    made = RayClassWithInitArgs(cls=Echo, x=6)
+    with RayWorkerGroup(pool(), made, name_prefix="names", detached=True) as group:
+        by_names = RayWorkerGroup(worker_names=group.worker_names, ray_cls_with_init=made)
+        by_handles = RayWorkerGroup.from_detached(worker_handles=group.workers, ray_cls_with_init=made)
+        by_prefix = WorkerGroup.from_detached(made, name_prefix="names")
+        for attached in (by_names, by_handles, by_prefix):
+            assert attached.get() == [6, 6]
+            assert attached.world_size == 2
+            attached.close()  # lets go
+        assert group.get() == [6, 6]
+
+
+@pytest.mark.timeout(120)
+def test_a_class_whose_environment_was_set_by_an_option(ray_cluster: None):
+    made = RayClassWithInitArgs(cls=Env)
+    made.update_options({"runtime_env": {"env_vars": {"FROM_OPTIONS": "1"}}})
+    with RayWorkerGroup(RayResourcePool([1], use_gpu=False), made, worker_env={"FROM_GROUP": "2"}) as group:
+        assert group.execute_all_sync("read") == [("1", "2")]
+
+
+@pytest.mark.timeout(120)
+def test_a_single_additional_resource_is_taken_of_what_the_pool_reserved(ray_cluster: None):
+    import ray
+
+    resource = next(name for name in ray.cluster_resources() if name.startswith("node:") and "__" not in name)
+    made = RayClassWithInitArgs(cls=Env)
+    made.set_additional_resource({resource: 0.0001})
+    with RayWorkerGroup(RayResourcePool([1], use_gpu=False, accelerator_type=resource), made) as group:
+        assert group.execute_rank_zero_sync("resources")[resource] == 0.0001
+    with pytest.raises(ResourceError, match="fits into no place of its pool"):
+        RayWorkerGroup(RayResourcePool([1], use_gpu=False), made)
+
+
+@pytest.mark.timeout(120)
+def test_two_groups_of_one_name_are_told_apart_before_anything_starts(ray_cluster: None):
+    made = RayClassWithInitArgs(cls=Env)
+    with RayWorkerGroup(RayResourcePool([1], use_gpu=False), made, name_prefix="twice") as group:
+        with pytest.raises(ResourceError, match="give another name_prefix than 'twice'"):
+            RayWorkerGroup(RayResourcePool([1], use_gpu=False), made, name_prefix="twice")
+        assert group.execute_all_sync("read") == [(None, None)]
