@@ -14,7 +14,7 @@ EXTRAS := ray,tasks,tensorboard,plot,parquet,dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv venv-bench smollm2 demo test check lint layers types doctests slow bench clean
+.PHONY: help venv venv-bench venv-verl smollm2 demo test check lint layers types doctests slow bench clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,16 @@ venv-bench: .venv-bench/.installed ## Make .venv-bench, with TRL, for the benchm
 	.venv-bench/bin/python -m pip install --quiet -c constraints/bench.txt trl reasoning-gym
 	@touch $@
 
+# verl itself goes without its dependencies: its single controller needs few of them, and the rest would bring CUDA.
+venv-verl: .venv-verl/.installed ## Make .venv-verl, with verl's single controller, for benchmarks/controller.py
+.venv-verl/.installed: constraints/verl.txt
+	$(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/python -m pip install --quiet --upgrade pip
+	.venv-verl/bin/python -m pip install --quiet -c constraints/verl.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	.venv-verl/bin/python -m pip install --quiet -c constraints/verl.txt ray tensordict numpy omegaconf hydra-core codetiming transformers
+	.venv-verl/bin/python -m pip install --quiet -c constraints/verl.txt --no-deps verl
+	@touch $@
+
 clean: ## Remove .venv, caches and build products (never runs/)
-	rm -rf $(VENV) .venv-bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-bench .venv-verl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,51 @@
+"""A transport that answers at once, so that what a call costs the driver can be measured without a thousand processes.
+
+Only the transport is faked: dispatch, supervision, deadlines, futures and collect are Podium's own. The one part of the
+controller's benchmark that looks inside Podium: it implements the `Runtime` seam, of which users see nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from podium.single_controller.runtime.base import (
+    RUNTIMES,
+    Answer,
+    GroupSpec,
+    Outcome,
+    RankCall,
+    Reply,
+    Runtime,
+    Testimony,
+)
+
+
+class InstantRuntime(Runtime):
+    """Every rank answers with its first argument, or None. A ticket is the answer."""
+
+    def start(self, spec: GroupSpec) -> dict[int, Outcome]:
+        return {rank: Answer(None) for rank in range(spec.pool.world_size)}
+
+    def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Outcome]:
+        return {rank: Answer(call.args[0] if call.args and rank not in quiet else None) for rank, call in calls.items()}
+
+    def wait(self, tickets: Mapping[int, Outcome], timeout_s: float) -> dict[int, Outcome]:
+        return dict(tickets)
+
+    def reference(self, ticket: Outcome) -> Outcome:
+        return ticket
+
+    def testimony(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Testimony]:
+        return {}
+
+    def kill(self, ranks: Iterable[int]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def offer_instant_runtime() -> str:
+    """Make it known to groups; returns the name to ask for."""
+    RUNTIMES["instant"] = f"{__name__}:{InstantRuntime.__name__}"
+    return "instant"
