@@ -42,7 +42,8 @@ def explain(config: RunConfig) -> list[str]:
         f"{trainer.total_steps} steps x {trainer.prompts_per_step} prompts = {prompts} prompts{_epochs(config, prompts)}",
     ]
     if dtype := actor.engine.compute_dtype:
-        lines.append(f"passes of warm-up, actor and reference in {dtype}; parameters, gradient sums and optimizer in {config.model.dtype}")
+        kept = config.model.dtype
+        lines.append(f"passes of warm-up, actor and reference in {dtype}; parameters, gradient sums and optimizer in {kept}")
     lines += _terms(config)
     if config.warmup.steps:
         lines.insert(0, f"warm-up: {config.warmup.steps} optimizer steps x {config.warmup.batch_rows} rows")

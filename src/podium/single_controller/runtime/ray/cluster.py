@@ -23,7 +23,11 @@ Resources: TypeAlias = dict[str, float]
 
 
 def connect(world_size: int) -> None:
-    """Start a cluster of our own, unless the driver has joined one."""
+    """Start a cluster of our own, unless the driver has joined one.
+
+    Its CPUs are how many ranks may live at once. The cores that they share, by which torch threads are counted, are those
+    of the affinity mask or of the cgroup's quota; the log says which.
+    """
     if ray.is_initialized():
         return
     cores, source = core_limit()

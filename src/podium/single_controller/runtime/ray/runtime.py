@@ -1,6 +1,7 @@
 """The Ray runtime: every rank is an actor, on this machine or on a cluster that the driver has joined.
 
-Only this package imports ray: `actor` is what runs in a rank, `cluster` where ranks go.
+Only this package imports ray: `actor` is what runs in a rank, `reservations` where ranks go, `cluster` what there is;
+`finding` ranks of another driver, `looking` at ranks from outside.
 """
 
 from __future__ import annotations
