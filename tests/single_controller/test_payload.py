@@ -1,0 +1,127 @@
+"""What crosses to a rank and back as one thing: small values in bytes, large buffers beside the pickle, nothing shared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from podium.protocol import DataProto
+from podium.single_controller.runtime.payload import Envelope, HoldsReference, pack, unpack
+
+
+class Reference:
+    pass
+
+
+class Rows(DataProto):
+    pass
+
+
+def is_reference(value: object) -> bool:
+    return isinstance(value, Reference)
+
+
+def round_trip(value: Any) -> Any:
+    packed = pack(value, is_reference)
+    if isinstance(packed, Envelope):  # as Ray's store hands it out: read-only buffers
+        pickled, buffers = packed.__reduce__()[1]
+        packed = Envelope(pickled, [memoryview(bytes(buffer)) for buffer in buffers])
+    return unpack(packed)
+
+
+def cyclic() -> list[Any]:
+    loop: list[Any] = [1]
+    loop.append(loop)
+    return loop
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 5, -1.5, "text", b"bytes", (), [1, (2, {"a": None})], list(range(1000)), {"key": [1.5]}, {1, 2}, 3 + 4j],
+)
+def test_simple_values_come_back_as_they_were(value: Any):
+    back = round_trip(value)
+    assert back == value
+    assert type(back) is type(value)
+
+
+@pytest.mark.parametrize("rows", [2, 100_000])
+def test_tensors_arrays_and_rows_come_back_private_and_writable(rows: int):
+    tensor, array = torch.arange(rows), np.arange(rows)
+    value = {"tensor": tensor, "array": array, "rows": DataProto({"x": tensor})}
+    assert isinstance(pack(value, is_reference), bytes if rows == 2 else Envelope)
+    back = round_trip(value)
+    for mine, theirs in ((tensor, back["tensor"]), (array, back["array"]), (tensor, back["rows"].batch["x"])):
+        assert theirs.tolist() == mine.tolist()
+        theirs[0] = 9
+    assert tensor[0] == array[0] == 0
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(3.5),
+        torch.zeros(0, 3),
+        torch.arange(6).reshape(2, 3).T,
+        torch.arange(8)[::2],
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.tensor([True, False]),
+        torch.tensor([1 + 2j]),
+        torch.ones(2, requires_grad=True),
+        torch.eye(3).to_sparse(),
+    ],
+)
+def test_tensors_of_any_kind_come_back(tensor: torch.Tensor):
+    back = round_trip([tensor, object])[0]
+    assert (back.dtype, back.shape, back.layout) == (tensor.dtype, tensor.shape, tensor.layout)
+    assert torch.equal(back.to_dense(), tensor.to_dense())
+
+
+def test_a_view_travels_without_the_rest_of_its_storage():
+    view = torch.zeros(1_000_000)[:10]
+    packed = pack([view, object], is_reference)
+    assert isinstance(packed, bytes)
+    assert len(packed) < 1000
+
+
+def test_a_tensordict_travels_like_rows_and_a_nested_one_as_it_is():
+    flat = TensorDict({"x": torch.arange(50_000)}, [50_000])
+    assert isinstance(pack((flat,), is_reference), Envelope)
+    assert torch.equal(round_trip((flat,))[0]["x"], flat["x"])
+    nested = TensorDict({"inner": TensorDict({"x": torch.arange(4).reshape(2, 2)}, [2, 2])}, [2])
+    assert torch.equal(round_trip((nested,))[0]["inner", "x"], nested["inner", "x"])
+
+
+def test_what_only_ray_may_carry_is_found_wherever_it_is():
+    for value in (
+        Reference(),
+        [Reference()],
+        {"a": (1, Reference())},
+        DataProto({"x": torch.ones(1)}, meta_info={"r": Reference()}),
+    ):
+        with pytest.raises(HoldsReference):
+            pack(value, is_reference)
+
+
+def test_a_cycle_and_a_subclass_take_the_long_way():
+    back = round_trip(cyclic())
+    assert back[1] is back
+    subclass = type("Local", (DataProto,), {})  # as in a driver's script: it must travel by value
+    packed = pack(subclass({"x": torch.ones(2)}), is_reference)
+    assert type(unpack(packed)).__name__ == "Local"
+    assert type(round_trip(Rows({"x": torch.ones(2)}))) is Rows
+
+
+def test_one_object_twice_is_one_object_after():
+    tensor = torch.zeros(3)
+    first, second = round_trip((tensor, tensor))
+    first[0] = 1
+    assert second[0] == 1
+
+
+def test_lambdas_travel():
+    assert round_trip(lambda x: x + 1)(2) == 3
