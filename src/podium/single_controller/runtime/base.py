@@ -20,6 +20,9 @@ from podium.single_controller.resource_pool import ResourcePool
 from podium.single_controller.runtime.cores import num_cores
 
 CONSTRUCTOR = "__init__"
+START_TIMEOUT_S = 120.0
+"""What has no place and no process by then seldom gets one; an environment that Ray installs for them may take longer."""
+NUM_PORTS = 65536
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,23 @@ class GroupSpec:
     """The address that the ranks meet at, one of rank 0's node; None lets the runtime choose."""
     master_port_range: tuple[int, int] | None = None
     """The ports [low, high) one of which the ranks meet at; None takes any that is free."""
+    start_timeout_s: float = START_TIMEOUT_S
+    """How long the ranks may take to get their places and processes, before their constructors run."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What only one runtime understands (Ray's own actor options)."""
 
     def __post_init__(self) -> None:
         if self.threads_per_rank < 0:
             raise ResourceError(f"threads_per_rank is a number of threads or 0 for the default, got {self.threads_per_rank}")
+        if not self.start_timeout_s > 0:
+            raise ConfigError(f"start_timeout_s is more than 0 seconds, got {self.start_timeout_s:g}")
+        if self.master_port_range is not None:
+            low, high = self.master_port_range
+            if not 1 <= low < high <= NUM_PORTS:
+                raise ConfigError(
+                    f"master_port_range [low, high) has ports of 1 to {NUM_PORTS - 1}, at least one, got [{low}, {high}): for "
+                    "example (29500, 29600), or None for any that is free"
+                )
 
     def contexts(self, runtime: str) -> list[RankContext]:
         """The place of each rank, without a rendezvous."""

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from podium.errors import UnsupportedByRuntime, WorkerError
+from podium.errors import DispatchError, UnsupportedByRuntime, WorkerError
 from podium.single_controller.context import RankContext
 from podium.single_controller.runtime.base import (
     CONSTRUCTOR,
@@ -39,7 +39,8 @@ class InlineRuntime(Runtime):
         return {context.rank: self._construct(context, spec) for context in self._contexts}
 
     def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Outcome]:
-        return {rank: self._call(rank, call, reply is not Reply.NOTHING and rank not in quiet) for rank, call in calls.items()}
+        copies = {rank: _copied(rank, call) for rank, call in calls.items()}  # all before the first one runs
+        return {rank: self._call(rank, call, reply is not Reply.NOTHING and rank not in quiet) for rank, call in copies.items()}
 
     def wait(self, tickets: Mapping[int, Outcome], timeout_s: float) -> dict[int, Outcome]:
         return dict(tickets)
@@ -71,7 +72,8 @@ class InlineRuntime(Runtime):
         def build(*args: Any, **kwargs: Any) -> None:
             self._workers[context.rank] = spec.worker_class(*args, **kwargs)
 
-        return self._run(context, CONSTRUCTOR, build, spec.args, spec.kwargs, answers=False)
+        made = _copied(context.rank, RankCall(None, CONSTRUCTOR, spec.args, spec.kwargs))
+        return self._run(context, CONSTRUCTOR, build, made.args, made.kwargs, answers=False)
 
     def _run(
         self,
@@ -83,8 +85,6 @@ class InlineRuntime(Runtime):
         *,
         answers: bool,
     ) -> Outcome:
-        if args or kwargs:  # one deepcopy, so that two arguments which share a tensor still do
-            args, kwargs = copy.deepcopy((args, kwargs))
         try:
             result = run_as_rank(context, function, args, kwargs)
             return Answer(copy.deepcopy(result) if answers else None)
@@ -107,6 +107,18 @@ class InlineReference:
         if isinstance(self._outcome, WorkerError):
             raise self._outcome
         return self._outcome.value
+
+
+def _copied(rank: int, call: RankCall) -> RankCall:
+    """The call with arguments of its own. DispatchError for what cannot be copied, and so could not be sent either."""
+    if not call.args and not call.kwargs:
+        return call
+    try:  # one deepcopy, so that two arguments which share a tensor still do
+        args, kwargs = copy.deepcopy((call.args, call.kwargs))
+    except Exception as error:  # whatever a foreign class does when it is copied
+        name = called_as(call.role, call.method)
+        raise DispatchError(f"the arguments of {name!r} cannot be copied for rank {rank}: {error}") from error
+    return RankCall(call.role, call.method, args, kwargs)
 
 
 def _refuse_what_needs_processes(spec: GroupSpec) -> None:

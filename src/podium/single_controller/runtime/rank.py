@@ -46,9 +46,16 @@ def worker_error(context: RankContext, method: str, error: Exception) -> WorkerE
     return WorkerError(
         origin_here(context, method),
         cause_type=type(error).__name__,
-        cause_message=str(error),
+        cause_message=_message_of(error),
         remote_traceback="".join(cause.format()),
     )
+
+
+def _message_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # whatever a foreign exception does when it is printed
+        return f"(its message cannot be shown: {type(second).__name__})"
 
 
 def origin_here(context: RankContext, method: str) -> Origin:

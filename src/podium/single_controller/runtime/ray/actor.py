@@ -32,6 +32,7 @@ from podium.single_controller.registration import registration_of
 from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
 from podium.single_controller.runtime.payload import HoldsReference, Packed, pack, unpack
 from podium.single_controller.runtime.rank import called_as, method_of, run_as_rank, worker_error
+from podium.single_controller.runtime.ray.order import Order, Turns
 from podium.single_controller.runtime.witness import Witness, leave_traces
 
 LOOPBACK = "127.0.0.1"
@@ -100,7 +101,7 @@ class RankActor:
         self._podium_run(None, CONSTRUCTOR, cast(Any, super()).__init__, args, kwargs)
 
     def _podium_call(self, role: str | None, name: str, reply: Reply, packed: Packed, args: Any, kwargs: Any) -> Any:
-        args, kwargs = unpack(packed) if packed is not None else (args, kwargs)
+        args, kwargs = _arguments(packed, args, kwargs)
 
         def method(*args: Any, **kwargs: Any) -> Any:
             return method_of(self, role, name)(*args, **kwargs)
@@ -129,6 +130,7 @@ class AsyncRankActor(RankActor):
 
     def __init__(self) -> None:
         self._podium_thread = ThreadPoolExecutor(1, "podium-rank")
+        self._podium_turns = Turns()
 
     async def podium_locate(self) -> Place:  # type: ignore[override]  # Ray awaits what an actor's methods return
         return super().podium_locate()
@@ -149,7 +151,7 @@ class AsyncRankActor(RankActor):
         return await asyncio.get_running_loop().run_in_executor(self._podium_thread, function, *args)
 
     async def _podium_await(self, role: str | None, name: str, reply: Reply, packed: Packed, args: Any, kwargs: Any) -> Any:
-        args, kwargs = unpack(packed) if packed is not None else (args, kwargs)
+        args, kwargs = _arguments(packed, args, kwargs)
         try:
             with running_as(self._rank_context):
                 return self._podium_reply(await method_of(self, role, name)(*args, **kwargs), reply)
@@ -163,7 +165,7 @@ def entry_name(role: str | None, method: str, reply: Reply) -> str:
 
 
 ANY_METHOD = "podium_any"
-"""The entry for methods without one of their own: `(role, name, reply, packed, *args, **kwargs)`."""
+"""The entry for methods without one of their own: `(role, name, reply, packed, order, *args, **kwargs)`."""
 
 
 def actor_class(worker_class: type) -> type:
@@ -218,36 +220,55 @@ def _has_coroutines(worker_class: type) -> bool:
 
 def _entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
     # One entry per method: to send its name as an argument of a common entry costs Ray 20 to 30 % of an empty call.
-    def call(self: RankActor, packed: Packed = None, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self: RankActor, packed: Packed = None, order: Order | None = None, /, *args: Any, **kwargs: Any) -> Any:
         return self._podium_call(role, name, reply, packed, args, kwargs)
 
     return call
 
 
 def _async_entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
-    async def call(self: AsyncRankActor, packed: Packed = None, /, *args: Any, **kwargs: Any) -> Any:
+    async def call(self: AsyncRankActor, packed: Packed = None, order: Order | None = None, /, *args: Any, **kwargs: Any) -> Any:
+        await self._podium_turns.take(order)
         return await self._podium_on_thread(self._podium_call, role, name, reply, packed, args, kwargs)
 
     return call
 
 
 def _awaiting_entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
-    async def call(self: AsyncRankActor, packed: Packed = None, /, *args: Any, **kwargs: Any) -> Any:
+    async def call(self: AsyncRankActor, packed: Packed = None, order: Order | None = None, /, *args: Any, **kwargs: Any) -> Any:
+        await self._podium_turns.take(order)
         return await self._podium_await(role, name, reply, packed, args, kwargs)
 
     return call
 
 
-def _any(self: RankActor, role: str | None, name: str, reply: Reply, packed: Packed, /, *args: Any, **kwargs: Any) -> Any:
+def _any(
+    self: RankActor, role: str | None, name: str, reply: Reply, packed: Packed, order: Order | None, /, *args: Any, **kwargs: Any
+) -> Any:
     return self._podium_call(role, name, reply, packed, args, kwargs)
 
 
 async def _any_async(
-    self: AsyncRankActor, role: str | None, name: str, reply: Reply, packed: Packed, /, *args: Any, **kwargs: Any
+    self: AsyncRankActor,
+    role: str | None,
+    name: str,
+    reply: Reply,
+    packed: Packed,
+    order: Order | None,
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    if inspect.iscoroutinefunction(method_of(self, role, name)):
-        return await self._podium_await(role, name, reply, packed, args, kwargs)
-    return await self._podium_on_thread(self._podium_call, role, name, reply, packed, args, kwargs)
+    target = self if role is None else self.fused_worker_dict.get(role)  # type: ignore[attr-defined]  # a Worker's
+    is_coroutine = inspect.iscoroutinefunction(getattr(target, name, None))
+    entry = (_awaiting_entry if is_coroutine else _async_entry)(role, name, reply)
+    return await entry(self, packed, order, *args, **kwargs)
+
+
+def _arguments(packed: Packed, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if packed is not None:
+        return cast(tuple[Any, Any], unpack(packed))
+    return copy.deepcopy((args, kwargs)) if args or kwargs else (args, kwargs)  # what Ray hands out may be read-only
 
 
 def _with_account(context: RankContext, method: str, error: Exception) -> Exception:
@@ -255,8 +276,9 @@ def _with_account(context: RankContext, method: str, error: Exception) -> Except
     account = worker_error(context, method, error)
     try:
         setattr(error, ACCOUNT, account)
+        str(error)
         cloudpickle.loads(cloudpickle.dumps(error))
-    except Exception:  # whatever a foreign exception does when it is pickled
+    except Exception:  # whatever a foreign exception does when it is printed or pickled
         return account
     return error
 

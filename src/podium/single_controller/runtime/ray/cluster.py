@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
+from podium.errors import ResourceError
 from podium.single_controller.placement import Node, sort_by_node_ip
+from podium.single_controller.runtime.base import START_TIMEOUT_S
 from podium.single_controller.runtime.cores import core_limit
 
 LOCAL_CPUS = 64
 """Ranks that may live at once in a cluster that we start. Ray's CPUs are only counted, so this costs nothing."""
-PLACEMENT_TIMEOUT_S = 120.0
-"""What has no place by then never gets one: the cluster has no room."""
+PLACEMENT_TIMEOUT_S = START_TIMEOUT_S
+"""For what is asked of the cluster where no group is started."""
 
 log = logging.getLogger("podium.single_controller")
 
@@ -23,13 +26,33 @@ Resources: TypeAlias = dict[str, float]
 
 
 def connect(world_size: int) -> None:
-    """Start a cluster of our own, unless the driver has joined one.
+    """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it) or start our own, unless the driver has joined one.
 
-    Its CPUs are how many ranks may live at once. The cores that they share, by which torch threads are counted, are those
-    of the affinity mask or of the cgroup's quota; the log says which.
+    The CPUs of our own are how many ranks may live at once. The cores that they share, by which torch threads are counted,
+    are those of the affinity mask or of the cgroup's quota; the log says which. ResourceError when nobody is at RAY_ADDRESS.
     """
     if ray.is_initialized():
         return
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address in ("", "local"):
+        _start(world_size)
+    else:
+        _join(address)
+
+
+def _join(address: str) -> None:
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
+    except (ConnectionError, ValueError) as error:
+        raise ResourceError(
+            f"RAY_ADDRESS is {address!r}, but no Ray cluster can be joined there: {error}. Correct it, or unset it to start one "
+            "on this machine"
+        ) from error
+    where, cpus = ray.get_runtime_context().gcs_address, cast(Any, ray).cluster_resources().get("CPU", 0)
+    log.info("joined the Ray cluster at %s, which has %g CPUs: RAY_ADDRESS is %r", where, cpus, address)
+
+
+def _start(world_size: int) -> None:
     cores, source = core_limit()
     num_cpus = max(LOCAL_CPUS, cores, world_size)
     log.info("starting Ray with %d CPUs, which it only counts: one for each rank. %s allows %d cores", num_cpus, source, cores)

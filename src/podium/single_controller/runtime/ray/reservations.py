@@ -84,13 +84,15 @@ def hold(
     detached: bool = False,
     bin_pack: bool = True,
     wait: bool = False,
+    within_s: float | None = None,
 ) -> None:
     """Make the pool's placement groups, or share those that are there, until `release(holder)`.
 
     `detached` ones outlive the driver, as those of a detached pool do. `wait` for their places even on a cluster of one
-    node, where that tells nothing new. ResourceError, holding nothing, when there is no room, or when the pool's devices are
-    shared by max_colocate_count holders with ranks already.
+    node, where that tells nothing new; `within_s` None is PLACEMENT_TIMEOUT_S. ResourceError, holding nothing, when there is
+    no room, or when the pool's devices are shared by max_colocate_count holders with ranks already.
     """
+    within_s = cluster.PLACEMENT_TIMEOUT_S if within_s is None else within_s
     outlives_driver = detached or pool.detached
     try:
         for reservation in pool.reservations:
@@ -98,7 +100,9 @@ def hold(
             holding = _join(holder, Use(name, bundles if runs_ranks else ()), reservation, pool)
             with holding.placing:
                 if holding.placed is None or _was_removed(holding.placed):
-                    holding.placed = _place(name, pool, reservation, outlives_driver, bin_pack=bin_pack, wait=wait)
+                    holding.placed = _place(
+                        name, pool, reservation, outlives_driver, bin_pack=bin_pack, wait=wait, within_s=within_s
+                    )
                 elif detached and not holding.placed.outlives_driver:
                     raise ResourceError(
                         f"group {name!r} is detached, but its pool is held already and ends with this driver: make the pool with "
@@ -161,15 +165,17 @@ def seats(pool: ResourcePool, order: RankOrder) -> list[Seat]:
     return [_seat(pool.bundles[position], 1 / pool.max_colocate_count) for position in order.positions]
 
 
-def no_room(pool: ResourcePool, name: str) -> ResourceError:
+def no_room(pool: ResourcePool, name: str, within_s: float | None = None) -> ResourceError:
     """The error for ranks that got no process in time: the pool has no place, or its places are taken."""
+    within_s = cluster.PLACEMENT_TIMEOUT_S if within_s is None else within_s
     for reservation in pool.reservations:
         placed = _placed(reservation)
         if any(cluster.state_of(group) != "CREATED" for group in placed.groups):
-            return _no_place(reservation, placed.groups, placed.bundle, bin_pack=True)
+            return _no_place(reservation, placed.groups, placed.bundle, bin_pack=True, within_s=within_s)
     return ResourceError(
-        f"the {pool.world_size} ranks of group {name!r} got no process within {cluster.PLACEMENT_TIMEOUT_S:g} s, though their "
-        f"pool has its place: is Ray able to start processes there? Its max_colocate_count is {pool.max_colocate_count}"
+        f"the {pool.world_size} ranks of group {name!r} got no process within {within_s:g} s (start_timeout_s), though their "
+        "pool has its place: is Ray able to start processes there, or is it installing their environment? The pool's "
+        f"max_colocate_count is {pool.max_colocate_count}"
     )
 
 
@@ -208,13 +214,25 @@ def _seat(bundle: Bundle, share: float) -> Seat:
 
 
 def _placed(reservation: Reservation) -> Placed:
-    placed = _holdings[cluster.session(), reservation].placed
-    assert placed is not None, "only what is held is asked for"
-    return placed
+    with _table:
+        holding = _holdings.get((cluster.session(), reservation))
+    if holding is None or holding.placed is None:
+        raise ResourceError(
+            f"the pool {list(reservation.process_on_nodes)} is not held any more: it was closed, or ray.shutdown() was called, "
+            "while it was asked for"
+        )
+    return holding.placed
 
 
 def _place(
-    name: str, pool: ResourcePool, reservation: Reservation, outlives_driver: bool, *, bin_pack: bool, wait: bool
+    name: str,
+    pool: ResourcePool,
+    reservation: Reservation,
+    outlives_driver: bool,
+    *,
+    bin_pack: bool,
+    wait: bool,
+    within_s: float,
 ) -> Placed:
     nodes = cluster.nodes()
     counts = reservation.process_on_nodes
@@ -230,7 +248,7 @@ def _place(
         for entry, on in enumerate(plan):
             groups.append(_group(f"{prefix}:{entry}", bundle, on, outlives_driver=outlives_driver, bin_pack=bin_pack))
         if wait or len(alive) > 1:
-            _await(reservation, groups, bundle, bin_pack=bin_pack)
+            _await(reservation, groups, bundle, bin_pack=bin_pack, within_s=within_s)
         made_at = _spots(groups, counts, alive)
     except BaseException:
         for group in groups:
@@ -279,19 +297,21 @@ def _as_declared(
     )
 
 
-def _await(reservation: Reservation, groups: Sequence[PlacementGroup], bundle: dict[str, float], *, bin_pack: bool) -> None:
-    give_up = time.monotonic() + cluster.PLACEMENT_TIMEOUT_S
+def _await(
+    reservation: Reservation, groups: Sequence[PlacementGroup], bundle: dict[str, float], *, bin_pack: bool, within_s: float
+) -> None:
+    give_up = time.monotonic() + within_s
     for group in groups:
         while not group.wait(1):  # whole seconds; short ones, since Ctrl-C is heard in between only
             if time.monotonic() > give_up:
-                raise _no_place(reservation, groups, bundle, bin_pack=bin_pack)
+                raise _no_place(reservation, groups, bundle, bin_pack=bin_pack, within_s=within_s)
 
 
 def _no_place(
-    reservation: Reservation, groups: Sequence[PlacementGroup], bundle: dict[str, float], *, bin_pack: bool
+    reservation: Reservation, groups: Sequence[PlacementGroup], bundle: dict[str, float], *, bin_pack: bool, within_s: float
 ) -> ResourceError:
     counts = reservation.process_on_nodes
-    waited = f"Ray placed not all of {list(counts)} within {cluster.PLACEMENT_TIMEOUT_S:g} s"
+    waited = f"Ray placed not all of {list(counts)} within {within_s:g} s (start_timeout_s)"
     try:
         plan_placement(counts, bundle, cluster.nodes_now(besides=groups), bin_pack=bin_pack)
     except ResourceError as error:

@@ -6,13 +6,23 @@ Only this package imports ray: `actor` is what runs in a rank, `reservations` wh
 
 from __future__ import annotations
 
+import copy
 import secrets
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podium.errors import ConfigError, MissingExtraError, Origin, ResourceError, WorkerError, WorkerLostError
+from podium.errors import (
+    ConfigError,
+    GroupClosedError,
+    MissingExtraError,
+    Origin,
+    ResourceError,
+    WorkerError,
+    WorkerLostError,
+)
 from podium.single_controller.context import RankContext
 from podium.single_controller.rank_order import RankOrder
 from podium.single_controller.resource_pool import ResourcePool
@@ -27,7 +37,7 @@ from podium.single_controller.runtime.base import (
     Runtime,
     Testimony,
 )
-from podium.single_controller.runtime.payload import HoldsReference, pack, unpack
+from podium.single_controller.runtime.payload import unpack
 from podium.single_controller.runtime.rank import called_as
 
 try:
@@ -53,12 +63,13 @@ from podium.single_controller.runtime.ray.actor import (
     actor_class,
     entries_of,
     entry_name,
-    is_reference,
     rank_environment,
     signatures_kept,
 )
 from podium.single_controller.runtime.ray.finding import named_actor, names_with, whereabouts
 from podium.single_controller.runtime.ray.looking import here, testimony_by_node
+from podium.single_controller.runtime.ray.order import OWNER, Lines
+from podium.single_controller.runtime.ray.sending import Sent, packed_arguments
 
 ASYNC_CALLS = 10_000
 """Coroutine methods that may wait on one rank at once; Ray's own limit is 1,000, and the next call would hang unseen."""
@@ -70,6 +81,7 @@ class RayTicket:
 
     method: str
     ref: Any
+    reply: Reply = Reply.VALUE
 
 
 class RayRuntime(Runtime):
@@ -84,6 +96,9 @@ class RayRuntime(Runtime):
         self._foreign: set[Any] = set()
         """The placement groups of ranks that another driver has started."""
         self._has_entry: Collection[tuple[str | None, str]] = ()
+        self._lines: Lines | None = None
+        """Of asynchronous actors only: others start calls in the order in which they were sent."""
+        self._sending = threading.Lock()
 
     # -- the ranks' life ----------------------------------------------------------------------------------------------
 
@@ -101,7 +116,7 @@ class RayRuntime(Runtime):
         hosted = self._actors[0].podium_host_store.remote(address, spec.master_port_range)
         *self._places, port = self._await([*located, hosted], spec)
         self._contexts = [replace(context, master_addr=address, master_port=port) for context in _contexts(spec, order)]
-        arguments = _packed(spec.args, spec.kwargs)
+        arguments = packed_arguments(spec.args, spec.kwargs)
         return {
             rank: RayTicket(CONSTRUCTOR, actor.podium_start.remote(self._contexts[rank], arguments))
             for rank, actor in self._actors.items()
@@ -123,6 +138,7 @@ class RayRuntime(Runtime):
         self._foreign = {told.placement_group for told, _ in known if told.placement_group is not None}
         self._names = [told.name for told, _ in known]
         self._has_entry = entries_of(worker_class)
+        self._lines = Lines(secrets.token_hex(8)) if issubclass(actor_class(worker_class), AsyncRankActor) else None
         sizes = [context.local_world_size for context in self._contexts if context.local_rank == 0]
         return GroupSpec(group, worker_class, (), {}, ResourcePool(sizes), name_prefix=name_prefix, detached=True)
 
@@ -150,19 +166,26 @@ class RayRuntime(Runtime):
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, RayTicket]:
-        sent: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-        tickets = {}
-        for rank, call in calls.items():
-            if id(call) not in sent:
-                sent[id(call)] = _ray_arguments(call, shared=len(calls) > 1)
-            args, kwargs = sent[id(call)]
-            wanted = Reply.NOTHING if rank in quiet else reply
-            if (call.role, call.method) in self._has_entry:
-                ref = getattr(self._actors[rank], entry_name(call.role, call.method, wanted)).remote(*args, **kwargs)
-            else:
-                ref = getattr(self._actors[rank], ANY_METHOD).remote(call.role, call.method, wanted, *(args or (None,)), **kwargs)
-            tickets[rank] = RayTicket(called_as(call.role, call.method), ref)
-        return tickets
+        sent = {id(call): (rank, call) for rank, call in calls.items()}
+        pieces = {key: Sent.of(call, rank, is_shared=len(calls) > len(sent)) for key, (rank, call) in sent.items()}
+        with self._sending:  # the driver and its outbox: what is counted first is sent first
+            return {
+                rank: self._send(rank, call, pieces[id(call)], Reply.NOTHING if rank in quiet else reply)
+                for rank, call in calls.items()
+            }
+
+    def _send(self, rank: int, call: RankCall, sent: Sent, reply: Reply) -> RayTicket:
+        actor = self._actors.get(rank)
+        if actor is None:
+            raise GroupClosedError(f"rank {rank} cannot run {called_as(call.role, call.method)!r}: it was ended")
+        order = self._lines.place(rank, counts=not sent.holds_references) if self._lines else None
+        if (call.role, call.method) in self._has_entry:
+            head = (sent.packed, order) if order or sent.args else (sent.packed,) if sent.packed is not None else ()
+            ref = getattr(actor, entry_name(call.role, call.method, reply)).remote(*head, *sent.args, **sent.kwargs)
+        else:
+            named = (call.role, call.method, reply, sent.packed, order)
+            ref = getattr(actor, ANY_METHOD).remote(*named, *sent.args, **sent.kwargs)
+        return RayTicket(called_as(call.role, call.method), ref, reply)
 
     def wait(self, tickets: Mapping[int, RayTicket], timeout_s: float) -> dict[int, Outcome]:
         refs = [ticket.ref for ticket in tickets.values()]
@@ -170,8 +193,12 @@ class RayRuntime(Runtime):
             values = ray.get(refs, timeout=timeout_s)
         except RayError:
             ready = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0])
-            return {rank: self._outcome(rank, ticket) for rank, ticket in tickets.items() if ticket.ref in ready}
-        return {rank: Answer(unpack(value)) for rank, value in zip(tickets, values, strict=True)}
+            found = {rank: self._outcome(rank, ticket) for rank, ticket in tickets.items() if ticket.ref in ready}
+        else:
+            found = {rank: self._answer(rank, tickets[rank], value) for rank, value in zip(tickets, values, strict=True)}
+        if self._lines:
+            self._lines.answered([rank for rank in found if tickets[rank].method != CONSTRUCTOR])
+        return found
 
     def reference(self, ticket: RayTicket) -> Any:
         return ticket.ref
@@ -193,6 +220,8 @@ class RayRuntime(Runtime):
 
     def _make_each(self, spec: GroupSpec, order: RankOrder, seats: Sequence[reservations.Seat]) -> None:
         made = actor_class(spec.worker_class)
+        is_async = issubclass(made, AsyncRankActor)
+        self._lines = Lines(OWNER) if is_async else None
         self._has_entry = entries_of(spec.worker_class)
         remote: Any = ray.remote(made)
         self._names = _actor_names(spec, order)
@@ -204,7 +233,7 @@ class RayRuntime(Runtime):
                 "scheduling_strategy": seat.strategy,
                 **({"name": self._names[rank]} if self._names else {}),
                 **({"lifetime": "detached"} if spec.detached else {}),
-                **({"max_concurrency": ASYNC_CALLS} if issubclass(made, AsyncRankActor) else {}),
+                **({"max_concurrency": ASYNC_CALLS} if is_async else {}),
                 **{name: value for name, value in spec.options.items() if name not in ("bin_pack", "runtime_env")},
             }
             if runtime_env:
@@ -230,11 +259,21 @@ class RayRuntime(Runtime):
                 raise cause from None
             raise ResourceError(f"the ranks of group {spec.name!r} could not start: {cause or error}") from error
 
-    def _outcome(self, rank: int, ticket: RayTicket) -> Outcome:
-        place = self._places[rank]
-        origin = Origin(self._contexts[rank].group, ticket.method, rank, place.node, place.pid)
+    def _answer(self, rank: int, ticket: RayTicket, value: Any) -> Outcome:
         try:
-            return Answer(unpack(ray.get(ticket.ref)))
+            # what Ray hands out plain may be read-only memory that everyone shares; a deep copy is private and writable
+            return Answer(copy.deepcopy(value) if ticket.reply is Reply.PLAIN else unpack(value))
+        except Exception as error:  # whatever a foreign class does when it is unpickled
+            message = f"the rank's result could not be read here: {type(error).__name__}: {error}"
+            return WorkerError(self._origin(rank, ticket), cause_type="DataError", cause_message=message, remote_traceback="")
+
+    def _origin(self, rank: int, ticket: RayTicket) -> Origin:
+        return Origin(self._contexts[rank].group, ticket.method, rank, self._places[rank].node, self._places[rank].pid)
+
+    def _outcome(self, rank: int, ticket: RayTicket) -> Outcome:
+        place, origin = self._places[rank], self._origin(rank, ticket)
+        try:
+            return self._answer(rank, ticket, ray.get(ticket.ref))
         except RayActorError as error:
             known = witness.describe_exit(place.witness) if place.node_id == here() else ""
             message = f"the rank's process died; {known or 'Ray does not report the exit code'}"
@@ -254,22 +293,6 @@ def _worker_error(origin: Origin, error: RayTaskError) -> WorkerError:
         account.__cause__ = cause
         return account
     return WorkerError(origin, cause_type=type(cause).__name__, cause_message=str(cause), remote_traceback=str(error))
-
-
-def _ray_arguments(call: RankCall, *, shared: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the actor's entry is called with: nothing, one packed argument, or those that only Ray may carry."""
-    if not call.args and not call.kwargs:
-        return (), {}
-    try:
-        packed = pack((call.args, call.kwargs), is_reference)
-    except HoldsReference:
-        return (None, *call.args), call.kwargs
-    return ((packed if isinstance(packed, bytes) else ray.put(packed)) if shared else packed,), {}
-
-
-def _packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    packed = pack((args, kwargs), is_reference)
-    return packed if isinstance(packed, bytes) else ray.put(packed)
 
 
 def _contexts(spec: GroupSpec, order: RankOrder) -> list[RankContext]:

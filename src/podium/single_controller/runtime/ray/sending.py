@@ -1,0 +1,63 @@
+"""What an actor's entry is called with. See `payload` for how values are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import ray
+
+from podium.errors import DispatchError
+from podium.single_controller.runtime.base import RankCall
+from podium.single_controller.runtime.payload import IN_MESSAGE_BYTES, HoldsReference, pack
+from podium.single_controller.runtime.rank import called_as
+from podium.single_controller.runtime.ray.actor import is_reference
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Nothing, one packed piece, or arguments that only Ray may carry."""
+
+    packed: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, call: RankCall, rank: int, *, is_shared: bool) -> Self:
+        """What is large and shared is stored once. DispatchError, with rank and argument, for what cannot travel."""
+        if not call.args and not call.kwargs:
+            return cls()
+        try:
+            packed = pack((call.args, call.kwargs), is_reference)
+        except HoldsReference:
+            return cls(args=call.args, kwargs=call.kwargs)
+        except Exception as error:  # whatever a foreign class does when it is pickled
+            what = f"{_what_cannot_travel(call)} of {called_as(call.role, call.method)!r}"
+            raise DispatchError(f"{what} cannot be sent to rank {rank}: {error}") from error
+        return cls(stored_once(packed) if is_shared else packed)
+
+    @property
+    def holds_references(self) -> bool:
+        """Whether Ray has to find arguments before the call can start."""
+        return bool(self.args or self.kwargs)
+
+
+def packed_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Arguments of a constructor, for every rank."""
+    return stored_once(pack((args, kwargs), is_reference))
+
+
+def stored_once(packed: Any) -> Any:
+    """What is large as a reference, so that Ray stores it once and not for every rank."""
+    is_small = isinstance(packed, bytes) and len(packed) <= IN_MESSAGE_BYTES
+    return packed if is_small else ray.put(packed)
+
+
+def _what_cannot_travel(call: RankCall) -> str:
+    for name, value in [*enumerate(call.args), *call.kwargs.items()]:
+        try:
+            pack(value, is_reference)
+        except Exception:  # this is the one
+            return f"argument {name!r} ({type(value).__name__})"
+    return "what the arguments share"

@@ -1,0 +1,209 @@
+"""Calls on Ray: their order on actors of both kinds, and what comes back as what."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from numpy.typing import NDArray
+
+from podium.errors import DispatchError, WorkerError
+from podium.single_controller import Dispatch, Init, PerRank, ResourcePool, Worker, WorkerGroup, register
+from podium.single_controller.runtime.ray.order import OWNER, Lines, Order, Turns
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+LARGE = 100_000
+
+
+class CannotBeRead:
+    """It pickles, and nobody can unpickle it."""
+
+    def __reduce__(self) -> Any:
+        return CannotBeRead._rebuild, (1,)
+
+    @staticmethod
+    def _rebuild(number: int) -> None:
+        raise KeyError("gone")
+
+
+class NeedsTwoError(Exception):
+    def __init__(self, left: int, right: int) -> None:
+        super().__init__(f"{left} and {right}")
+
+
+class BadMessageError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message either")
+
+
+class Log(Worker):
+    def __init__(self) -> None:
+        self.log: list[int] = []
+
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def put(self, number: int, padding: object = None) -> int:
+        self.log.append(number)
+        return number
+
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def mark(self) -> None:
+        self.log.append(-1)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def look(self) -> list[int]:
+        found, self.log = self.log, []
+        return found
+
+    @register(Dispatch.ONE_TO_ALL)
+    def give(self, value: object) -> object:
+        return value
+
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def give_later(self, value: object) -> object:
+        return value
+
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def ones(self, count: int) -> NDArray[np.float64]:
+        return np.ones(count)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def write(self, array: NDArray[np.float64], value: object) -> float:
+        array[0] = 9
+        return float(array.sum())
+
+    @register(Dispatch.ONE_TO_ALL)
+    def unreadable(self) -> object:
+        return CannotBeRead()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def raise_it(self, kind: str) -> None:
+        raise {"two": NeedsTwoError(1, 2), "message": BadMessageError()}[kind]
+
+
+class AsyncLog(Log):
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    async def put_async(self, number: int, padding: object = None) -> int:
+        self.log.append(number)
+        await asyncio.sleep(0)
+        return number
+
+
+@pytest.fixture(scope="module", params=[Log, AsyncLog])
+def group(request: pytest.FixtureRequest, ray_cluster: None) -> Iterator[WorkerGroup[Log]]:
+    with WorkerGroup(ResourcePool([2]), Init(request.param), runtime="ray") as made:
+        yield made
+
+
+def test_calls_of_every_size_start_in_the_order_they_were_made(group: WorkerGroup[Log]):
+    for turn in range(10):
+        for number in range(20):
+            if number % 4 == 0:
+                group.call.mark()
+            padding = [None, torch.zeros(8), torch.zeros(LARGE), b"x" * LARGE][number % 4]
+            group.call.put(number, padding)
+        expected = [entry for number in range(20) for entry in ([-1] if number % 4 == 0 else []) + [number]]
+        assert group.call.look() == [expected] * 2, f"turn {turn}"
+
+
+def test_a_blocking_call_does_not_overtake(group: WorkerGroup[Log]):
+    for number in range(30):
+        group.call.put(number, torch.zeros(LARGE))
+        assert group.call.look() == [[number]] * 2
+
+
+def test_coroutine_methods_start_in_the_same_line():
+    with WorkerGroup(ResourcePool([2]), AsyncLog, runtime="ray") as group:
+        for _ in range(10):
+            for number in range(20):
+                (group.call.put_async if number % 3 else group.call.put)(number, torch.zeros(LARGE) if number % 2 else None)
+            logs = group.call.look()
+            assert [[number for number in log if number % 3 == 0] for log in logs] == [list(range(0, 20, 3))] * 2
+            assert [[number for number in log if number % 3] for log in logs] == [[n for n in range(20) if n % 3]] * 2
+
+
+def test_a_reference_waits_for_its_turn_and_holds_nobody_up(group: WorkerGroup[Log]):
+    reference = ray.put(3)
+    group.call.put(1)
+    group.execute_all("put", PerRank([reference, reference]))
+    assert sorted(group.call.look()[0]) == [1, 3]
+    assert group.call.give(5) == [5, 5]
+
+
+@pytest.mark.parametrize("value", [b"abc", pickle.dumps({"a": 1}), b"buffers:", "text", 7, None, [1], np.arange(3)])
+def test_results_are_what_the_worker_returned(group: WorkerGroup[Log], value: Any):
+    for results in (group.call.give(value), group.call.give_later(value).get(), ray.get(list(group.call.give_later(value)))):
+        for result in results:
+            assert type(result) is type(value)
+            assert np.array_equal(result, value) if isinstance(value, np.ndarray) else result == value
+
+
+def test_a_non_blocking_result_and_an_argument_beside_a_reference_are_writable(group: WorkerGroup[Log]):
+    for array in group.call.ones(LARGE).get():
+        array[0] = 5
+    assert group.call.write(np.ones(LARGE), ray.put(1)) == [LARGE + 8.0] * 2
+
+
+def test_what_cannot_be_sent_to_one_rank_is_sent_to_none(group: WorkerGroup[Log]):
+    with pytest.raises(DispatchError, match=r"argument 0 \(lock\) of 'put' cannot be sent to rank 1"):
+        group.execute_all("put", PerRank([1, threading.Lock()]))
+    assert group.call.look() == [[], []]
+
+
+def test_a_result_that_cannot_be_read_names_its_rank(group: WorkerGroup[Log]):
+    with pytest.raises(WorkerError, match="result could not be read here: KeyError: 'gone'") as caught:
+        group.call.unreadable()
+    assert (caught.value.origin.rank, caught.value.origin.method) == (0, "unreadable")
+    assert group.status().calls == ()
+    assert group.call.give(1) == [1, 1]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("two", "NeedsTwoError"), ("message", "BadMessageError")])
+def test_exceptions_that_do_not_travel_are_told_all_the_same(group: WorkerGroup[Log], kind: str, name: str):
+    with pytest.raises(WorkerError) as caught:
+        group.call.raise_it(kind)
+    assert caught.value.cause_type == name
+    assert "in raise_it" in caught.value.remote_traceback
+
+
+# -- the order alone -------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_is_alone_needs_no_place():
+    lines = Lines(OWNER)
+    assert lines.place(0, counts=True) is None
+    assert lines.place(0, counts=True) == Order(OWNER, 1, True)
+    assert lines.place(1, counts=True) is None
+    lines.answered([0, 0])
+    assert lines.place(0, counts=True) is None
+    assert lines.place(1, counts=False) == Order(OWNER, 1, False)
+    assert Lines("other").place(0, counts=True) == Order("other", 0, True)
+
+
+def test_turns_are_taken_in_order_whoever_comes_first():
+    started: list[object] = []
+
+    async def call(turns: Turns, name: object, order: Order | None) -> None:
+        await turns.take(order)
+        started.append(name)
+
+    async def arrive() -> None:
+        turns = Turns()
+        late = [call(turns, n, Order(OWNER, n, True)) for n in (3, 1, 2)]
+        held = call(turns, "held", Order(OWNER, 2, False))
+        other = call(turns, "other", Order("b", 0, True))
+        tasks = [asyncio.ensure_future(one) for one in [*late, held, other]]
+        await asyncio.sleep(0.01)
+        await call(turns, 0, None)
+        await asyncio.wait_for(asyncio.gather(*tasks), 5)
+
+    asyncio.run(arrive())
+    assert started[:2] == ["other", 0]
+    assert [name for name in started if isinstance(name, int)] == [0, 1, 2, 3]
+    assert started.index("held") > started.index(1)
