@@ -272,7 +272,7 @@ def optimizer(engine: BaseEngine, trainer: PPOTrainer | SFTTrainer) -> Shown:
 @cached
 def warm_up(config: RunConfig) -> Shown:
     def look(trainer: SFTTrainer) -> Shown:
-        engine = trainer.model._group._runtime._workers[0].engine
+        engine = trainer.model._group.workers[0].engine
         batch = trainer.batch(1)
         return {
             "loaded_from": Path(engine.model.name_or_path).name,
@@ -291,7 +291,7 @@ def policy(config: RunConfig) -> Shown:
     """The workers of RL as they were built, and their optimizer."""
 
     def look(trainer: PPOTrainer) -> Shown:
-        worker = trainer.policy._group._runtime._workers[0]
+        worker = trainer.policy._group.workers[0]
         engine, model = worker.actor.engine, worker.actor.engine.model
         ref = worker.ref.engine.model if worker.role == "actor_rollout_ref" else None
         return {
@@ -318,7 +318,7 @@ def step(config: RunConfig) -> Shown:
 
     def look(trainer: PPOTrainer) -> Shown:
         trainer.sync()
-        engine = trainer.policy._group._runtime._workers[0].actor.engine
+        engine = trainer.policy._group.workers[0].actor.engine
         recorded = trainer.policy = Recorded(trainer.policy)
         batch = trainer.score(trainer.rollout(1))
         batch = trainer.advantages(trainer.log_probs(batch), 1)
