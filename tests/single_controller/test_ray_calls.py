@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ import ray
 import torch
 from numpy.typing import NDArray
 
-from podium.errors import DispatchError, WorkerError
+from podium.errors import ConfigError, DispatchError, WorkerError, WorkerLostError
 from podium.single_controller import Dispatch, Init, PerRank, ResourcePool, Worker, WorkerGroup, register
 from podium.single_controller.runtime.ray.order import OWNER, Lines, Order, Turns
 
@@ -207,3 +210,96 @@ def test_turns_are_taken_in_order_whoever_comes_first():
     assert started[:2] == ["other", 0]
     assert [name for name in started if isinstance(name, int)] == [0, 1, 2, 3]
     assert started.index("held") > started.index(1)
+
+
+# -- what ends or confuses a process --------------------------------------------------------------------------------------
+
+
+class Bad(Worker):
+    @register(Dispatch.ONE_TO_ALL)
+    def leave(self, kind: str) -> None:
+        raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "cancel": asyncio.CancelledError()}[kind]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def surrogate(self) -> None:
+        raise ValueError("half a character: \ud800")
+
+    @register(Dispatch.ONE_TO_ALL)
+    def five(self) -> int:
+        return 5
+
+
+class AsyncBad(Bad):
+    @register(Dispatch.ONE_TO_ALL)
+    async def leave_async(self, kind: str) -> None:
+        Bad.leave(self, kind)
+
+
+@dataclass
+class Shown(Worker):
+    """Its representation needs what its constructor sets, and Ray asks for it before."""
+
+    number: int
+
+    @register(Dispatch.ONE_TO_ALL)
+    def shown(self) -> str:
+        return repr(self)
+
+
+@pytest.mark.parametrize(("cls", "method"), [(Bad, "leave"), (AsyncBad, "leave"), (AsyncBad, "leave_async")])
+def test_what_is_no_exception_is_told_and_hangs_nobody(cls: type[Bad], method: str):
+    with WorkerGroup(ResourcePool([1]), cls, runtime="ray", call_timeout_s=60) as group:
+        for kind, name in (("interrupt", "KeyboardInterrupt"), ("cancel", "CancelledError")):
+            with pytest.raises(WorkerError) as caught:
+                getattr(group, method)(kind)
+            assert caught.value.cause_type == name
+            assert group.call.five() == [5]
+        with pytest.raises(WorkerError, match=r"half a character: .*ud800"):
+            group.call.surrogate()
+        assert group.call.five() == [5]
+        with pytest.raises(WorkerLostError):
+            getattr(group, method)("exit")
+
+
+def test_a_worker_is_shown_as_it_wants_once_it_can_be():
+    with WorkerGroup(ResourcePool([1]), Init(Shown, 3), runtime="ray") as group:
+        assert group.call.shown() == ["Shown(number=3)"]
+
+
+@pytest.mark.parametrize("env", [{"A": "a\0b"}, {"A=B": "1"}, {"": "1"}, {1: "a"}, {"A": 1}])
+def test_variables_that_cannot_be_are_refused_before_anything_starts(env: Any):
+    with pytest.raises(ConfigError, match="an environment variable has a name without '='"):
+        WorkerGroup(ResourcePool([1]), Bad, runtime="ray", worker_env=env)
+
+
+SHUT_DOWN_UNDER_A_GROUP = """
+import ray
+from podium.errors import GroupClosedError, WorkerError
+from podium.single_controller import Dispatch, ResourcePool, Worker, WorkerGroup, register
+
+class Later(Worker):
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def f(self): return 1
+
+group = WorkerGroup(ResourcePool([1]), Later, runtime="ray")
+future = group.f()
+ray.shutdown()
+ray.init = lambda *args, **kwargs: 1 / 0  # nobody may join, or start, a cluster now
+for use in (group.f, future.get):
+    try:
+        use()
+    except (GroupClosedError, WorkerError) as error:
+        assert "was shut down: make the group anew" in str(error) or "broken" in str(error), error
+    else:
+        raise AssertionError("an error was expected")
+assert group.status().ranks == {}
+group.close()
+print("told")
+"""
+
+
+def test_a_session_that_was_shut_down_is_told_and_no_other_is_joined():
+    ended = subprocess.run(
+        [sys.executable, "-c", SHUT_DOWN_UNDER_A_GROUP], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.stdout.splitlines()[-1:] == ["told"], ended.stderr

@@ -9,8 +9,8 @@ import platform
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
-from functools import cache
 from types import TracebackType
 from typing import Any, cast
 
@@ -40,18 +40,23 @@ def called_as(role: str | None, method: str) -> str:
     return method if role is None else f"{role}.{method}"
 
 
-def worker_error(context: RankContext, method: str, error: Exception) -> WorkerError:
+def worker_error(context: RankContext, method: str, error: BaseException) -> WorkerError:
     """The picklable account of what a rank raised; its traceback begins in the user's code."""
     cause = traceback.TracebackException(type(error), error, _skip_hosts(error.__traceback__))
     return WorkerError(
         origin_here(context, method),
         cause_type=type(error).__name__,
-        cause_message=_message_of(error),
-        remote_traceback="".join(cause.format()),
+        cause_message=_printable(_message_of(error)),
+        remote_traceback=_printable("".join(cause.format())),
     )
 
 
-def _message_of(error: Exception) -> str:
+def _printable(text: str) -> str:
+    """The text as UTF-8 can hold it: file names that are none have halves of characters in them."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _message_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as second:  # whatever a foreign exception does when it is printed
@@ -77,27 +82,64 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class _LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="podium-async-methods", daemon=True)
+        self.thread.start()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it runs, here: a forked child has the loop without its thread."""
+        return self.pid == os.getpid() and self.thread.is_alive()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], threads: int) -> Any:
+        """The coroutine's result; raises what it raised, and RuntimeError when it stopped the loop."""
+        future = asyncio.run_coroutine_threadsafe(_outcome_of(coroutine, threads), self.loop)
+        try:
+            while not wait([future], timeout=1.0).done and self.thread.is_alive():
+                pass
+        except BaseException:
+            future.cancel()  # Ctrl-C ends the wait; the coroutine shall not go on behind it
+            raise
+        if not future.done():
+            raise RuntimeError("the coroutine stopped the event loop that it ran on")
+        result, error = future.result()
+        if error is not None:
+            raise error
+        return result
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+_shared_loop: _LoopThread | None = None
+
+
 def _run_coroutine(coroutine: Coroutine[Any, Any, Any], threads: int) -> Any:
     # On a loop thread of its own, since the caller may be inside a running loop (a notebook) and cannot start another.
-    future = asyncio.run_coroutine_threadsafe(_with_threads(coroutine, threads), _loop())
+    global _shared_loop
+    if _shared_loop is None or not _shared_loop.is_usable:
+        _shared_loop = _LoopThread()
+    if threading.current_thread() is not _shared_loop.thread:
+        return _shared_loop.run(coroutine, threads)
+    nested = _LoopThread()  # an async method that calls a group's async method waits for it, and so blocks the shared loop
     try:
-        return future.result()
-    except BaseException:
-        future.cancel()  # Ctrl-C ends the wait; the coroutine shall not go on behind it
-        raise
+        return nested.run(coroutine, threads)
+    finally:
+        nested.stop()
 
 
-async def _with_threads(coroutine: Coroutine[Any, Any, Any], threads: int) -> Any:
+async def _outcome_of(coroutine: Coroutine[Any, Any, Any], threads: int) -> tuple[Any, BaseException | None]:
     if threads:
         torch.set_num_threads(threads)  # the count is per thread, and this is the loop's
-    return await coroutine
-
-
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="podium-async-methods", daemon=True).start()
-    return loop
+    try:
+        return await coroutine, None
+    except BaseException as error:  # a loop does not survive SystemExit and its like: whoever waits raises it
+        return None, error
 
 
 def _skip_hosts(trace: TracebackType | None) -> TracebackType | None:

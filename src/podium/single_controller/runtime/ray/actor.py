@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import cloudpickle
 import ray
@@ -121,8 +121,21 @@ class RankActor:
     def _podium_run(self, role: str | None, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
             return run_as_rank(self._rank_context, function, args, kwargs)
-        except Exception as error:
+        except SystemExit as error:
+            self._podium_leave(error)
+        except BaseException as error:  # whatever it is, it is the call's failure and not the actor's
             raise _with_account(self._rank_context, called_as(role, name), error) from None
+
+    def _podium_leave(self, error: SystemExit) -> NoReturn:
+        raise error  # Ray ends the process
+
+    def __repr__(self) -> str:
+        """Ray shows it beside what the rank prints, and asks for it before the user's constructor has run."""
+        shown = super().__repr__  # the user's
+        try:
+            return shown() if getattr(shown, "__objclass__", None) is not object else type(self).__name__
+        except Exception:  # it needs what the constructor sets
+            return type(self).__name__
 
 
 class AsyncRankActor(RankActor):
@@ -147,6 +160,12 @@ class AsyncRankActor(RankActor):
         # Ray writes a plain result down on its loop, when the next call may be changing it already.
         return copy.deepcopy(result) if reply is Reply.PLAIN else super()._podium_reply(result, reply)
 
+    def _podium_leave(self, error: SystemExit) -> NoReturn:
+        # Raised on a loop or in its thread it would end that alone, and leave a process that answers nobody.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
+
     async def _podium_on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._podium_thread, function, *args)
 
@@ -155,7 +174,9 @@ class AsyncRankActor(RankActor):
         try:
             with running_as(self._rank_context):
                 return self._podium_reply(await method_of(self, role, name)(*args, **kwargs), reply)
-        except Exception as error:
+        except SystemExit as error:
+            self._podium_leave(error)
+        except BaseException as error:
             raise _with_account(self._rank_context, called_as(role, name), error) from None
 
 
@@ -271,12 +292,14 @@ def _arguments(packed: Packed, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return copy.deepcopy((args, kwargs)) if args or kwargs else (args, kwargs)  # what Ray hands out may be read-only
 
 
-def _with_account(context: RankContext, method: str, error: Exception) -> Exception:
+def _with_account(context: RankContext, method: str, error: BaseException) -> Exception:
     """The error itself, for those who read it from Ray, with our account of it; only the account, if it does not travel."""
     account = worker_error(context, method, error)
+    if not isinstance(error, Exception):
+        return account
     try:
         setattr(error, ACCOUNT, account)
-        str(error)
+        str(error).encode()
         cloudpickle.loads(cloudpickle.dumps(error))
     except Exception:  # whatever a foreign exception does when it is printed or pickled
         return account

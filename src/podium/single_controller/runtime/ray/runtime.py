@@ -71,6 +71,7 @@ from podium.single_controller.runtime.ray.looking import here, testimony_by_node
 from podium.single_controller.runtime.ray.order import OWNER, Lines
 from podium.single_controller.runtime.ray.sending import Sent, packed_arguments
 
+SHUT_DOWN = "the Ray session that the ranks were started in was shut down: make the group anew"
 ASYNC_CALLS = 10_000
 """Coroutine methods that may wait on one rank at once; Ray's own limit is 1,000, and the next call would hang unseen."""
 
@@ -96,6 +97,7 @@ class RayRuntime(Runtime):
         self._foreign: set[Any] = set()
         """The placement groups of ranks that another driver has started."""
         self._has_entry: Collection[tuple[str | None, str]] = ()
+        self._session = ""
         self._lines: Lines | None = None
         """Of asynchronous actors only: others start calls in the order in which they were sent."""
         self._sending = threading.Lock()
@@ -105,6 +107,7 @@ class RayRuntime(Runtime):
     def start(self, spec: GroupSpec) -> dict[int, RayTicket]:
         _check_worker_env(spec)
         cluster.connect(spec.pool.world_size)
+        self._session = cluster.session()
         bin_pack = bool(spec.options.get("bin_pack", True))
         reservations.hold(self._holder, spec.name, spec.pool, detached=spec.detached, bin_pack=bin_pack)
         order = reservations.order_of(spec.pool)
@@ -126,6 +129,7 @@ class RayRuntime(Runtime):
         self, worker_class: type, name_prefix: str | None, worker_names: Sequence[str] | None, handles: Sequence[Any] | None
     ) -> GroupSpec:
         cluster.connect(1)
+        self._session = cluster.session()
         found = list(handles or map(named_actor, worker_names or names_with(name_prefix, worker_class)))
         known = sorted(zip(whereabouts(found), found, strict=True), key=lambda entry: entry[0].context.rank)
         self._contexts = [told.context for told, _ in known]
@@ -145,7 +149,7 @@ class RayRuntime(Runtime):
     def kill(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             actor = self._actors.pop(rank, None)
-            if actor is not None and ray.is_initialized():
+            if actor is not None and self._is_connected:
                 with suppress(ActorHandleNotFoundError):  # of a session that was shut down, and the actor with it
                     ray.kill(actor, no_restart=True)
 
@@ -166,6 +170,8 @@ class RayRuntime(Runtime):
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, RayTicket]:
+        if not self._is_connected:
+            raise GroupClosedError(SHUT_DOWN)
         sent = {id(call): (rank, call) for rank, call in calls.items()}
         pieces = {key: Sent.of(call, rank, is_shared=len(calls) > len(sent)) for key, (rank, call) in sent.items()}
         with self._sending:  # the driver and its outbox: what is counted first is sent first
@@ -188,6 +194,8 @@ class RayRuntime(Runtime):
         return RayTicket(called_as(call.role, call.method), ref, reply)
 
     def wait(self, tickets: Mapping[int, RayTicket], timeout_s: float) -> dict[int, Outcome]:
+        if not self._is_connected:  # to ask Ray for a reference now would start, or join, whatever cluster it finds
+            return {rank: self._lost(rank, ticket, SHUT_DOWN) for rank, ticket in tickets.items()}
         refs = [ticket.ref for ticket in tickets.values()]
         try:  # one round trip when all is well; ray.get also comes back at the first failure
             values = ray.get(refs, timeout=timeout_s)
@@ -205,7 +213,7 @@ class RayRuntime(Runtime):
 
     def testimony(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Testimony]:
         by_node: dict[str, list[int]] = {}
-        for rank in ranks:
+        for rank in ranks if self._is_connected else ():
             if rank < len(self._places):
                 by_node.setdefault(self._places[rank].node_id, []).append(rank)
         places = {node_id: [self._places[rank] for rank in group] for node_id, group in by_node.items()}
@@ -259,6 +267,15 @@ class RayRuntime(Runtime):
                 raise cause from None
             raise ResourceError(f"the ranks of group {spec.name!r} could not start: {cause or error}") from error
 
+    @property
+    def _is_connected(self) -> bool:
+        """Whether Ray is still in the session that the ranks live in."""
+        return ray.is_initialized() and cluster.session() == self._session
+
+    def _lost(self, rank: int, ticket: RayTicket, message: str, trace: str = "") -> WorkerLostError:
+        origin = self._origin(rank, ticket)
+        return WorkerLostError(origin, cause_type="ProcessDied", cause_message=message, remote_traceback=trace)
+
     def _answer(self, rank: int, ticket: RayTicket, value: Any) -> Outcome:
         try:
             # what Ray hands out plain may be read-only memory that everyone shares; a deep copy is private and writable
@@ -277,7 +294,7 @@ class RayRuntime(Runtime):
         except RayActorError as error:
             known = witness.describe_exit(place.witness) if place.node_id == here() else ""
             message = f"the rank's process died; {known or 'Ray does not report the exit code'}"
-            return WorkerLostError(origin, cause_type="ProcessDied", cause_message=message, remote_traceback=str(error))
+            return self._lost(rank, ticket, message, str(error))
         except RayTaskError as error:  # what the worker raised, or what Ray met when it packed the result
             return _worker_error(origin, error)
         except RayError as error:
@@ -324,6 +341,11 @@ def _check_worker_env(spec: GroupSpec) -> None:
     ours = sorted(set(spec.worker_env) & set(rank_environment(RankContext())))
     if ours:
         raise ConfigError(f"worker_env sets {', '.join(ours)}, which the runtime sets itself for every rank: leave them out")
-    wrong = {name: value for name, value in spec.worker_env.items() if not isinstance(value, str)}
+    wrong = {name: value for name, value in spec.worker_env.items() if not _is_variable(name, value)}
     if wrong:
-        raise ConfigError(f"environment variables are text, got {wrong}")
+        raise ConfigError(f"an environment variable has a name without '=' and a text as its value, got {wrong}")
+
+
+def _is_variable(name: object, value: object) -> bool:
+    is_text = isinstance(name, str) and isinstance(value, str) and "\0" not in name + value
+    return is_text and bool(name) and "=" not in str(name)
