@@ -18,6 +18,7 @@ PORTING = ROOT / "docs" / "coming-from-verl.md"
 RUN_BY = {
     "README.md": "tests/test_docs.py",
     "coming-from-verl.md": "tests/test_docs.py",
+    "data.md": "tests/test_docs.py",
     "programming-model.md": "tests/test_docs_programming_model.py",
     "tasks.md": "tests/cli/test_user_task.py",
 }
@@ -65,7 +66,7 @@ def test_python_on_a_page_is_run_by_a_test():
         assert page in (ROOT / test).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", PORTING], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ROOT / "README.md", PORTING, ROOT / "docs" / "data.md"], ids=lambda page: page.name)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path):
     script = tmp_path / "page.py"
     script.write_text(python_of(page), encoding="utf-8")

@@ -20,7 +20,7 @@ SURFACE = {
     "podium.config": """
         ActorConfig AlgorithmConfig EngineConfig ModelConfig OptimConfig RefConfig RewardConfig RolloutConfig RunConfig
         SamplingConfig Settings TaskConfig TrainerConfig WarmupConfig check explain optimizer_steps_per_step read_yaml resolve
-        rows_per_step to_yaml total_optimizer_steps
+        rows_per_step settings_called to_yaml total_optimizer_steps
     """,
     "podium.datasets": """
         StepSampler prompt_batch prompt_tokens supervised_batch
@@ -36,8 +36,9 @@ SURFACE = {
         SpanListener Spans Sum THROUGHPUT TIMING_PREFIX TOKENS_PER_S Tracker VALIDATION_SCORE WARMUP_LOSS draw_curve read_rows
     """,
     "podium.protocol": """
-        AUTO_PADDING_KEY DataProto Mergeable PADDING_ROWS_KEY concat_rows interleave_groups is_rows num_rows object_column
-        partition_rows
+        AUTO_PADDING_KEY DataProto DataProtoItem Mergeable MetaPolicy PADDING_ROWS_KEY concat_rows from_padded
+        interleave_groups is_rows jagged_from_rows num_rows object_column pad_dataproto_to_divisor partition_rows to_padded
+        unpad_dataproto
     """,
     "podium.recipes": """
         RECIPES recipe

@@ -17,7 +17,9 @@ META = {"step": 7, "notes": {"seen": [1]}}
 
 
 class Row(NamedTuple):
-    """One row: a number, a text, two ragged columns of equal lengths, and a ragged column of pairs with lengths of its own."""
+    """One row: a number, a text, tokens, and pairs with a length of their own. Of the tokens there are four ragged columns:
+    `tokens`, `gains`, and with the ragged dim last, [2, number of tokens], `places` and `marks`.
+    """
 
     number: int
     text: str | None
@@ -28,11 +30,21 @@ class Row(NamedTuple):
     def gains(self) -> tuple[float, ...]:
         return tuple(token / 4 for token in self.tokens)
 
+    @property
+    def places(self) -> list[list[int]]:
+        return [list(self.tokens), [-token for token in self.tokens]]
+
 
 def ragged(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *trailing: int) -> Tensor:
     """A jagged column, of no rows too."""
     values = torch.tensor([item for row in rows for item in row], dtype=dtype).reshape(-1, *trailing)
     return jagged(values, offsets_of(torch.tensor([len(row) for row in rows], dtype=torch.int64)))
+
+
+def ragged_last(rows: Sequence[list[list[int]]], dtype: torch.dtype = torch.int64) -> Tensor:
+    """A column [B, 2, *]."""
+    values = torch.tensor([pair for row in rows for pair in zip(*row, strict=True)], dtype=dtype).reshape(-1, 2)
+    return jagged(values, offsets_of(torch.tensor([len(row[0]) for row in rows], dtype=torch.int64)), 2)
 
 
 def batch_of(rows: Sequence[Row]) -> DataProto:
@@ -44,6 +56,8 @@ def batch_of(rows: Sequence[Row]) -> DataProto:
             "tokens": ragged([row.tokens for row in rows]),
             "gains": ragged([row.gains for row in rows], torch.float32),
             "pairs": ragged([row.pairs for row in rows], torch.float64, 2),
+            "places": ragged_last([row.places for row in rows]),
+            "marks": ragged_last([row.places for row in rows], torch.float32),
         },
         {"text": [row.text for row in rows]},
         META,
@@ -70,6 +84,11 @@ def lists_of(column: Tensor) -> list[list[Any]]:
     return [values[start:end].tolist() for start, end in pairwise(ends)]
 
 
+def pieces_of(column: Tensor) -> list[list[Any]]:
+    """The rows of a column [B, 2, *], read by torch's own `unbind`, which knows where the ragged dim is."""
+    return [row.tolist() for row in column.unbind()] if len(parts(column)[1]) > 1 else []
+
+
 def check(data: DataProto, expected: Sequence[Row]) -> None:
     """The batch is these rows, in every column; and ragged columns of equal lengths share one offsets object."""
     assert rows_of(data) == list(expected)
@@ -80,6 +99,10 @@ def check(data: DataProto, expected: Sequence[Row]) -> None:
     assert parts(data.batch["tokens"])[1] is parts(data.batch["gains"])[1]
     product = data.batch["tokens"] * data.batch["gains"]
     assert lists_of(product) == [[token * gain for token, gain in zip(row.tokens, row.gains, strict=True)] for row in expected]
+    assert pieces_of(data.batch["places"]) == [row.places for row in expected]
+    assert pieces_of(data.batch["places"] * data.batch["marks"]) == [
+        [[place**2 for place in places] for places in row.places] for row in expected
+    ]
     assert data.meta_info == META
     dtypes = {key: column.dtype for key, column in data.batch.items()}
     assert dtypes == {
@@ -88,6 +111,8 @@ def check(data: DataProto, expected: Sequence[Row]) -> None:
         "tokens": torch.int64,
         "gains": torch.float32,
         "pairs": torch.float64,
+        "places": torch.int64,
+        "marks": torch.float32,
     }
 
 

@@ -74,6 +74,11 @@ def test_an_object_column_keeps_one_object_a_row(rows: list[Any]) -> None:
     assert data.repeat(2).non_tensor_batch["o"].shape == (4,)
 
 
+def test_arrays_of_strings_hold_pythons_own() -> None:
+    column = DataProto(non_tensor_batch={"o": np.array(["a", "bc"])}).non_tensor_batch["o"]
+    assert [type(text) for text in column] == [str, str]
+
+
 def test_rows_of_equal_and_of_different_lengths_join() -> None:
     """B7: [[1,2],[3,4]] and [[1],[2,3,4]] make four rows, each a list."""
     joined = DataProto.concat([DataProto(non_tensor_batch={"o": rows}) for rows in ([[1, 2], [3, 4]], [[1], [2, 3, 4]])])
@@ -97,22 +102,28 @@ def test_pop_moves_columns_and_rename_keeps_their_place() -> None:
     taken = data.pop(["tokens"], ["text"], ["notes"])
     assert (list(taken.batch), list(taken.non_tensor_batch), list(taken.meta_info)) == (["tokens"], ["text"], ["notes"])
     assert (list(data.batch), list(data.non_tensor_batch), list(data.meta_info)) == (
-        ["number", "square", "gains", "pairs"],
+        ["number", "square", "gains", "pairs", "places", "marks"],
         [],
         ["step"],
     )
     assert data.rename("square", "sq") is data
-    assert list(data.batch) == ["number", "sq", "gains", "pairs"]
+    assert list(data.batch) == ["number", "sq", "gains", "pairs", "places", "marks"]
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda data: data.select(["nmber"]), "no tensor column 'nmber'; did you mean 'number'"),
+        (lambda data: data.select("number"), r"names are given as a list, got the string 'number'; write \['number'\]"),
+        (lambda data: data.pop("number"), "names are given as a list, got the string 'number'"),
+        (lambda data: DataProto.concat([data], missing="None"), "an 'error' or filled with 'none', got 'None'"),
         (lambda data: data.pop(["number"], ["txt"]), "no object column 'txt'; did you mean 'text'"),
         (lambda data: data.pop(["number"], ["text"], ["stp"]), "no meta key 'stp'; did you mean 'step'"),
         (lambda data: data.rename("x", "y"), "no tensor column 'x'; there are: number, square"),
         (lambda data: data.rename("number", "pairs"), "'pairs' exists already; pop it before renaming 'number'"),
+        (lambda data: data.rename(["number", "square"], ["x", "x"]), "'x' exists already; pop it before renaming 'number'"),
+        (lambda data: data.rename(["number", "square"], ["x"]), r"as many new names as old ones, got 2 and 1: \['number', 'sq"),
+        (lambda data: data.rename(["square", "nmber"], ["x", "y"]), "no tensor column 'nmber'; did you mean 'number'"),
     ],
 )
 def test_an_unknown_name_changes_nothing(call: Any, message: str) -> None:
@@ -120,6 +131,45 @@ def test_an_unknown_name_changes_nothing(call: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         call(data)
     check(data, FOUR)
+
+
+def test_several_columns_are_renamed_at_once_and_may_swap() -> None:
+    data = batch_of(FOUR)
+    number, square = data.batch["number"], data.batch["square"]
+    data.rename(["number", "square", "pairs"], ["square", "number", "p"])
+    assert list(data.batch)[:5] == ["square", "number", "tokens", "gains", "p"]
+    assert (data.batch["square"] is number, data.batch["number"] is square) == (True, True)
+
+
+def test_a_deep_selection_copies_the_objects() -> None:
+    data = DataProto({"x": torch.ones(1)}, {"o": [[1]]}, {"m": [1]})
+    data.select(deepcopy=True).non_tensor_batch["o"][0].append(2)
+    assert data.non_tensor_batch["o"][0] == [1]
+    data.select().non_tensor_batch["o"][0].append(2)
+    assert data.non_tensor_batch["o"][0] == [1, 2]
+
+
+def test_from_single_dict_sorts_values_by_their_type() -> None:
+    meta = {"step": 1}
+    data = DataProto.from_single_dict({"x": torch.ones(2), "o": np.array(["a", "b"])}, meta, auto_padding=True)
+    assert (list(data.batch), data.non_tensor_batch["o"].tolist(), data.is_padding_enabled()) == (["x"], ["a", "b"], True)
+    assert meta == {"step": 1}
+    with pytest.raises(DataError, match="column 'o' is a list: make it a tensor or, by object_column, an array"):
+        DataProto.from_single_dict({"o": [1]})
+
+
+@pytest.mark.parametrize("rows", ["ab", {"a": 1}, {1, 2}, 7, None])
+def test_what_is_no_row_by_row_list_is_no_object_column(rows: Any) -> None:
+    with pytest.raises(DataError, match="one object per row, got"):
+        DataProto(non_tensor_batch={"o": rows})
+
+
+def test_columns_that_were_assigned_are_checked_when_asked() -> None:
+    data = batch_of(FOUR)
+    data.check_consistency()
+    data.batch["new"] = torch.ones(3)
+    with pytest.raises(DataError, match="'new' has 3 rows, but 'number' has 4"):
+        data.check_consistency()
 
 
 # -- union --------------------------------------------------------------------------------------------------------------
@@ -184,7 +234,7 @@ def test_a_conflict_names_the_column_and_changes_nothing(other: DataProto, messa
         data.union(other)
     check(data, FOUR)
     assert other.batch.keys() == before.keys()
-    assert len(data.batch) == 5
+    assert len(data.batch) == 7
 
 
 # -- concat -------------------------------------------------------------------------------------------------------------
@@ -266,7 +316,7 @@ def test_a_clone_shares_nothing(copied: Any) -> None:
     check(clone, FOUR)
     for key in ("number", "square"):
         clone.batch[key].fill_(5)
-    for key in ("tokens", "gains", "pairs"):
+    for key in ("tokens", "gains", "pairs", "places", "marks"):
         for tensor in parts(clone.batch[key]):
             tensor.fill_(5)
     clone.non_tensor_batch["text"][0] = "changed"
@@ -284,6 +334,6 @@ def test_a_clone_copies_the_objects_of_rows() -> None:
 def test_repr_shows_columns_and_no_values() -> None:
     assert repr(batch_of(FOUR)) == (
         "DataProto(4 rows; number: int64[4], square: bfloat16[4, 2], tokens: int64[4, *], gains: float32[4, *], "
-        "pairs: float64[4, *, 2], text: objects; meta: step, notes)"
+        "pairs: float64[4, *, 2], places: int64[4, 2, *], marks: float32[4, 2, *], text: objects; meta: step, notes)"
     )
     assert repr(DataProto()) == "DataProto(0 rows; ; meta: none)"

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from podium.errors import DataError
+from podium.protocol import DataProto
 from podium.protocol.jagged import (
+    BLOCK,
     from_padded,
+    gather,
     gather_index,
     interleave,
     jagged_from_rows,
     lengths_of,
     offsets_of,
     parts,
+    ragged_dim,
     row_ids,
+    row_of,
+    take,
     to_padded,
 )
 from tests.protocol.builders import lists_of, ragged
@@ -49,6 +59,24 @@ def test_gather_index_finds_the_values_of_rows_in_any_order() -> None:
     assert offsets.tolist() == [0, 3, 3, 5, 8]
 
 
+@given(st.lists(st.integers(0, 3), max_size=5), st.data(), st.sampled_from([1, BLOCK // 2, BLOCK]))
+def test_long_runs_are_taken_as_blocks_and_are_the_same_values(short: list[int], draw: st.DataObject, scale: int) -> None:
+    offsets = offsets_of(torch.tensor([length * scale for length in short], dtype=torch.int64))
+    values = torch.arange(int(offsets[-1]) * 2).reshape(-1, 2)
+    chosen = draw.draw(st.lists(st.integers(0, len(short) - 1), max_size=8)) if short else []
+    rows = torch.tensor(chosen, dtype=torch.int64)
+    expected, expected_offsets = gather_index(offsets, rows)
+    index, new_offsets = gather(offsets, rows)
+    assert take(values, index).tolist() == values[expected].tolist()
+    assert new_offsets.tolist() == expected_offsets.tolist()
+
+
+def test_neighbouring_rows_are_one_block() -> None:
+    offsets = torch.tensor([0, 1, 2 * BLOCK, 2 * BLOCK, 5 * BLOCK])
+    assert gather(offsets, torch.tensor([1, 2, 3, 0, 1]))[0] == [slice(1, 5 * BLOCK), slice(0, 2 * BLOCK)]
+    assert isinstance(gather(offsets, torch.tensor([0, 0, 0]))[0], torch.Tensor)
+
+
 def test_interleave_joins_row_by_row() -> None:
     joined = interleave(ragged([[1, 2], [], [3]]), ragged([[], [7], [8, 9]]))
     assert lists_of(joined) == [[1, 2], [7], [3, 8, 9]]
@@ -64,7 +92,52 @@ def test_a_column_from_rows_of_tensors() -> None:
         jagged_from_rows([])
 
 
-def test_a_ragged_dim_other_than_the_first_is_refused() -> None:
-    turned = ragged([[[1, 2]], [[3, 4], [5, 6]]], torch.float32, 2).transpose(1, 2)
-    with pytest.raises(DataError, match="ragged in dim 1, got ragged dim 2"):
-        parts(turned)
+def test_rows_that_do_not_fit_one_column_are_named() -> None:
+    for second, message in (
+        (torch.ones(2, 3), r"row 1 is float32\[2, 3\], but row 0 is float32\[2, 2\]: only dim 1 may differ"),
+        (torch.ones(1, 2, dtype=torch.int8), r"row 1 is int8\[1, 2\], but row 0 is float32\[2, 2\]"),
+        (torch.tensor(1.0), r"row 1 has shape \(\): no dim that can be dim 1 of the column"),
+    ):
+        with pytest.raises(DataError, match=message):
+            jagged_from_rows([torch.ones(2, 2), second])
+
+
+ROWS_2 = [torch.tensor([[1, 2], [3, 4], [5, 6]]), torch.zeros(3, 0, dtype=torch.int64), torch.tensor([[7], [8], [9]])]
+
+
+def test_any_dim_may_be_the_ragged_one() -> None:
+    """Positions of several kinds per token, [B, 3, *]: the same arithmetic, and torch's own operations agree."""
+    column = jagged_from_rows(ROWS_2, 2)
+    assert (ragged_dim(column), lengths_of(column).tolist(), parts(column)[0].shape) == (2, [2, 0, 1], (3, 3))
+    assert [row.tolist() for row in column.unbind()] == [row.tolist() for row in ROWS_2]
+    assert [row_of(column, row).tolist() for row in range(3)] == [row.tolist() for row in ROWS_2]
+    padded = to_padded(column, fill=-1)
+    assert padded.tolist()[2] == [[7, -1], [8, -1], [9, -1]]
+    assert [row.tolist() for row in from_padded(padded, lengths_of(column), 2).unbind()] == [row.tolist() for row in ROWS_2]
+
+
+def test_the_ragged_dim_may_be_the_third() -> None:
+    rows = [torch.arange(12).reshape(2, 3, 2), torch.arange(6).reshape(2, 3, 1)]
+    data = DataProto({"c": jagged_from_rows(rows, 3)})
+    assert repr(data).startswith("DataProto(2 rows; c: int64[2, 2, 3, *]")
+    for result in (data[[0, 1]], DataProto.concat(data.chunk(2)), pickle.loads(pickle.dumps(data)), data.clone()):
+        assert [row.tolist() for row in result.batch["c"].unbind()] == [row.tolist() for row in rows]
+
+
+def test_pieces_of_rows_stay_ragged_in_their_dim() -> None:
+    data = DataProto({"c": jagged_from_rows(ROWS_2[:2], 2)}).unfold_column_chunks(2)
+    assert [row.tolist() for row in data.batch["c"].unbind()] == [[[1], [3], [5]], [[2], [4], [6]], [[]] * 3, [[]] * 3]
+
+
+def test_torchs_own_columns_of_another_ragged_dim_are_taken() -> None:
+    rows = DataProto({"turned": ragged([[[1, 2]], [[3, 4], [5, 6]]], torch.float32, 2).transpose(1, 2)})
+    assert [row.tolist() for row in rows[[1, 0]].batch["turned"].unbind()] == [[[3, 5], [4, 6]], [[1], [2]]]
+    with pytest.raises(DataError, match=r"'turned' differs between parts: float32\[2, 2, \*\], float32\[2, \*, 2\]"):
+        DataProto.concat([rows, DataProto({"turned": rows.batch["turned"].transpose(1, 2)})])
+
+
+def test_equal_lengths_stay_jagged_and_multiply() -> None:
+    data = DataProto({"a": jagged_from_rows([torch.ones(2)] * 2), "b": jagged_from_rows([torch.full((2,), 3.0)] * 2)})
+    for result in (data, data[[1]], data.repeat(2), DataProto.concat(data.chunk(2)), data[:0]):
+        assert (result.batch["a"] * result.batch["b"]).is_nested
+        assert lists_of(result.batch["a"] * result.batch["b"]) == [[3.0, 3.0]] * len(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import random
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podium.errors import ChunkError, DataError, PodiumError
-from podium.protocol import DataProto
+from podium.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from podium.protocol.jagged import parts
 from tests.protocol.builders import FOUR, META, ROWS, Row, batch_of, check, ragged
 
@@ -89,7 +90,8 @@ def test_operations_can_follow_one_another_in_any_order() -> None:
 def _random_step(rng: random.Random, data: DataProto, rows: Sequence[Row]) -> tuple[DataProto, list[Row]]:
     rows, cut = list(rows), rng.randrange(len(rows) + 1)
     chosen = rng.sample(range(len(rows)), rng.randrange(len(rows) + 1))
-    match rng.randrange(9):
+    times = [rng.randrange(3) for _ in rows]
+    match rng.randrange(12):
         case 0:
             return data[cut:], rows[cut:]
         case 1:
@@ -107,6 +109,12 @@ def _random_step(rng: random.Random, data: DataProto, rows: Sequence[Row]) -> tu
             return data.union(taken), rows
         case 7:
             return data.rename("tokens", "t").rename("t", "tokens").to("cpu"), rows
+        case 8 if len(rows) < 20:
+            return data.sample_level_repeat(times), [row for row, count in zip(rows, times, strict=True) for _ in range(count)]
+        case 9:
+            return unpad_dataproto(*pad_dataproto_to_divisor(data, 3)), rows
+        case 10 if len(rows) < 20:
+            return data.unfold_column_chunks(2, []), [row for row in rows for _ in range(2)]
         case _:
             return data.clone(), rows
 
@@ -164,7 +172,9 @@ def test_a_read_only_index_is_taken_without_a_warning(recwarn: pytest.WarningsRe
         ([True, False], "the mask has 2 entries for 4 rows"),
         (np.zeros(0, dtype=bool), "the mask has 0 entries for 4 rows"),
         ([0.0, 1.0], "row numbers are integers, got torch.float64"),
-        (2, r"got shape \(\)"),
+        (4, r"out of range: 4\.\.4 for 4 rows"),
+        (torch.tensor(2), r"got shape \(\)"),
+        ("number", "a mask or a list of numbers, got 'number'"),
         ([[0], [1]], r"got shape \(2, 1\)"),
     ],
 )
@@ -233,15 +243,26 @@ def test_a_batch_without_columns_has_no_rows() -> None:
         lambda data: DataProto.concat([data]),
         lambda data: pickle.loads(pickle.dumps(data)),
         lambda data: DataProto().union(data),
+        lambda data: data.select(["number"], [], ["notes"]),
+        lambda data: data.sample_level_repeat([1, 0, 2, 1]),
+        lambda data: data.unfold_column_chunks(1),
+        lambda data: next(data.make_iterator(2, 1)),
+        lambda data: next(data.make_iterator(3, 1, seed=0, last="pad")),
+        lambda data: pad_dataproto_to_divisor(data, 3)[0],
+        lambda data: pad_dataproto_to_divisor(data, 2)[0],
+        lambda data: unpad_dataproto(data, 1),
+        lambda data: data[0],
     ],
 )
-def test_no_result_shares_the_meta_dict(operation: Any) -> None:
-    """B10: setting a meta value on a result shows nowhere else."""
+def test_no_result_shares_the_meta(operation: Any) -> None:
+    """B10: setting a meta value on a result, or changing one in place, shows nowhere else."""
     data = batch_of(FOUR)
+    before = copy.deepcopy(data.meta_info)
     result = operation(data)
+    result.meta_info["notes"]["seen"].append(2)
     result.meta_info["step"] = 8
     result.meta_info["more"] = True
-    assert data.meta_info == META
+    assert data.meta_info == before == META
 
 
 def test_pieces_do_not_share_values_of_the_meta_either() -> None:

@@ -200,7 +200,7 @@ def test_a_shallow_copy_shares_storage_and_no_table() -> None:
 def test_a_dtype_that_this_torch_does_not_have_is_refused() -> None:
     for name in ("float3", "nn"):
         with pytest.raises(DataError, match=f"dtype '{name}' arrived, which torch"):
-            wire.unpack((wire.WIRE_VERSION, [("x", (name, (1,), b"x"), None)], []))
+            wire.unpack((wire.WIRE_VERSION, [("x", (name, (1,), b"x"), None, 0)], []))
 
 
 def test_shared_offsets_are_shared_on_arrival_and_sent_once() -> None:

@@ -3,18 +3,28 @@
 from podium.protocol.balancing import interleave_groups
 from podium.protocol.columns import object_column
 from podium.protocol.data_proto import DataProto
-from podium.protocol.meta import AUTO_PADDING_KEY, PADDING_ROWS_KEY, Mergeable
-from podium.protocol.rows import concat_rows, is_rows, num_rows, partition_rows
+from podium.protocol.jagged import from_padded, jagged_from_rows, to_padded
+from podium.protocol.merging import Mergeable, MetaPolicy
+from podium.protocol.meta import AUTO_PADDING_KEY, PADDING_ROWS_KEY
+from podium.protocol.row_dicts import DataProtoItem
+from podium.protocol.rows import concat_rows, is_rows, num_rows, pad_dataproto_to_divisor, partition_rows, unpad_dataproto
 
 __all__ = [
     "AUTO_PADDING_KEY",
     "PADDING_ROWS_KEY",
     "DataProto",
+    "DataProtoItem",
     "Mergeable",
+    "MetaPolicy",
     "concat_rows",
+    "from_padded",
     "interleave_groups",
     "is_rows",
+    "jagged_from_rows",
     "num_rows",
     "object_column",
+    "pad_dataproto_to_divisor",
     "partition_rows",
+    "to_padded",
+    "unpad_dataproto",
 ]

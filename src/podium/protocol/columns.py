@@ -1,9 +1,8 @@
-"""What `DataProto` asks of single columns: taking them in, cutting them into consecutive parts, joining them again."""
+"""What `DataProto` asks of columns when it takes them in: their kinds, their row counts, the offsets that they share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from podium.errors import DataError, nearest
 from podium.protocol import jagged as jg
-from podium.protocol import wire
 
 ObjectColumn: TypeAlias = NDArray[np.object_]
 
@@ -22,6 +20,10 @@ def object_column(rows: ObjectColumn | Sequence[Any]) -> ObjectColumn:
     """One Python object per row as a 1-d object array, whatever the rows are (lists of equal length stay lists)."""
     if isinstance(rows, np.ndarray) and rows.dtype == object and rows.ndim == 1:
         return rows
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Sequence | np.ndarray):
+        raise DataError(f"an object column is a list or an array of one object per row, got {type(rows).__name__} {rows!r}")
+    if isinstance(rows, np.ndarray) and rows.dtype.kind in "US":
+        rows = rows.tolist()  # Python's own strings
     return np.fromiter(rows, dtype=object, count=len(rows))
 
 
@@ -41,7 +43,7 @@ def intern_offsets(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if shared is None:
             known.append(offsets)
         else:
-            interned[key] = jg.jagged(values, shared)
+            interned[key] = jg.like(column, values, shared)
     return interned
 
 
@@ -67,69 +69,43 @@ def _same_count(head: tuple[str, int] | None, key: str, count: int) -> tuple[str
     return head or (key, count)
 
 
+def names(keys: Iterable[str]) -> list[str]:
+    """The names as a list. DataError for a string, whose letters would be taken for names."""
+    if isinstance(keys, str):
+        raise DataError(f"names are given as a list, got the string {keys!r}; write [{keys!r}]")
+    return list(keys)
+
+
 def pick(kind: str, table: Mapping[str, Any], keys: Iterable[str] | None) -> dict[str, Any]:
     """The named entries, in that order; None is all. DataError names an unknown one and the nearest that there is."""
     if keys is None:
         return dict(table)
     picked = {}
-    for key in keys:
+    for key in names(keys):
         if key not in table:
             raise DataError(f"no {kind} {key!r}{nearest(key, table)}; there are: {', '.join(table) or 'none'}")
         picked[key] = table[key]
     return picked
 
 
-def cut_tensors(batch: Mapping[str, Tensor], bounds: Sequence[int]) -> list[dict[str, Tensor]]:
-    """Rows [bounds[i], bounds[i + 1]) of every column, for each i, as views; the bounds run from 0 to the last row."""
-    cuts: dict[int, tuple[list[int], Sequence[Tensor]]] = {}
-    pieces: list[Sequence[Tensor]] = []
-    sizes = [stop - start for start, stop in pairwise(bounds)]
-    for column in batch.values():
-        if not jg.is_jagged(column):
-            pieces.append(torch.split_with_sizes(column, sizes))
-            continue
-        values, offsets = jg.parts(column)
-        if id(offsets) not in cuts:
-            cuts[id(offsets)] = jg.cut_offsets(offsets, bounds)
-        lengths, new_offsets = cuts[id(offsets)]
-        pieces.append([jg.jagged(*part) for part in zip(torch.split_with_sizes(values, lengths), new_offsets, strict=True)])
-    return [dict(zip(batch, part, strict=True)) for part in zip(*pieces, strict=True)] or [{} for _ in sizes]
+def renamed(batch: Mapping[str, Tensor], old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> dict[str, Tensor]:
+    """The columns in their order, some under other names. DataError when two would have one name."""
+    old, new = ([keys] if isinstance(keys, str) else list(keys) for keys in (old_keys, new_keys))
+    if len(old) != len(new):
+        raise DataError(f"rename needs as many new names as old ones, got {len(old)} and {len(new)}: {old} to {new}")
+    pick("tensor column", batch, old)
+    changed = dict(zip(old, new, strict=True))
+    after = [changed.get(key, key) for key in batch]
+    for key, name in changed.items():
+        if after.count(name) > 1:
+            raise DataError(f"tensor column {name!r} exists already; pop it before renaming {key!r}")
+    return dict(zip(after, batch.values(), strict=True))
 
 
-def same_keys(kind: str, tables: Sequence[Mapping[str, Any]]) -> None:
-    """DataError when a part to be joined has other columns than the first."""
-    head = tables[0].keys()
-    for number, part in enumerate(tables):
-        if part.keys() != head:
-            missing, extra = sorted(head - part.keys()), sorted(part.keys() - head)
-            raise DataError(f"concat: part {number} differs from part 0 in its {kind}s: missing {missing}, extra {extra}")
-
-
-def concat_tensors(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The rows of all batches in order. DataError when a column's parts differ in dtype, kind or shape of a row."""
-    joined: dict[str, Tensor] = {}
-    moved: dict[tuple[int, ...], Tensor] = {}
-    for key in batches[0]:
-        columns = [batch[key] for batch in batches]
-        if not jg.is_jagged(columns[0]):
-            _check_alike(key, columns, columns)
-            joined[key] = torch.cat(columns)
-            continue
-        values = [jg.parts(column)[0] if jg.is_jagged(column) else column for column in columns]
-        _check_alike(key, columns, values)
-        offsets = [jg.parts(column)[1] for column in columns]
-        shared = tuple(map(id, offsets))
-        if shared not in moved:
-            moved[shared] = jg.concat_offsets(offsets)
-        joined[key] = jg.jagged(torch.cat(values), moved[shared])
-    return joined
-
-
-def _check_alike(key: str, columns: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    alike = len(set(map(jg.is_jagged, columns))) == 1 and len({part.dtype for part in values}) == 1
-    shapes = {part.shape[1:] for part in values} if alike else set()
-    if len(shapes) == 1:
-        return
-    if alike and not jg.is_jagged(columns[0]):
-        raise DataError(f"concat: rows of column {key!r} have different shapes: {sorted(map(tuple, shapes))}; make it jagged")
-    raise DataError(f"concat: column {key!r} differs between parts: {', '.join(map(wire.describe, columns))}")
+def as_objects(column: Tensor | ObjectColumn) -> ObjectColumn:
+    """One Python object per row of any column: numbers of a [B] tensor, tensors (views) of any other."""
+    if not isinstance(column, Tensor):
+        return column
+    if not jg.is_jagged(column) and column.dim() == 1:
+        return object_column(column.tolist())
+    return object_column([jg.row_of(column, row) for row in range(jg.num_rows(column))])

@@ -5,15 +5,16 @@ holds one Python object per row, `meta_info` holds values of the whole batch. Ja
 offsets tensor, so they can be added and multiplied. What is not here: futures and by-reference batches.
 
 `union`, `pop`, `rename` and `reorder` change the object they are called on, as users of verl expect; everything else
-returns a new one. A failed operation leaves its inputs as they were, and no result shares a meta dict with its source.
+returns a new one. A failed operation leaves its inputs as they were, and no result shares meta that can be changed.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 import torch
@@ -22,17 +23,17 @@ from torch import Tensor
 
 from podium.errors import ChunkError, DataError
 from podium.protocol import columns as col
+from podium.protocol import disk, indexing, joining, merging, row_dicts, wire
 from podium.protocol import jagged as jg
-from podium.protocol import wire
+from podium.protocol import meta as mt
+from podium.protocol import row_moves as moves
 from podium.protocol.columns import ObjectColumn
-from podium.protocol.meta import AUTO_PADDING_KEY, PADDING_ROWS_KEY, copy_meta, merge_meta, meta_of_rows, private_meta
+from podium.protocol.indexing import LastBatch, RowIndex
+from podium.protocol.merging import MetaPolicy
+from podium.protocol.row_dicts import DataProtoItem
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
-
-RowIndex: TypeAlias = Tensor | NDArray[Any] | Sequence[int] | Sequence[bool]
-RaggedMove: TypeAlias = tuple[slice | Tensor, Tensor]
-"""What a row operation does to a jagged column: which values to take, and the offsets of the result."""
 
 
 class DataProto:
@@ -54,17 +55,21 @@ class DataProto:
         meta_info: Mapping[str, Any] | None = None,
         *,
         auto_padding: bool = False,
+        meta_policies: Mapping[str, MetaPolicy] | None = None,
     ) -> None:
         """Take columns as they are (storage is shared). DataError when two columns disagree on the row count.
 
-        `auto_padding` allows dispatch to pad the rows to equal shards; the mark stays with them through every operation.
+        `auto_padding` allows dispatch to pad the rows to equal shards. `meta_policies` says how values of the meta become one
+        when batches are concatenated, for those that need not be equal. Both stay with the rows through every operation.
         """
         self.batch = {} if batch is None else col.intern_offsets(batch)  # a TensorDict has no truth value
         objects = non_tensor_batch.items() if non_tensor_batch else ()
         self.non_tensor_batch = {key: col.object_column(rows) for key, rows in objects}
         self.meta_info = dict(meta_info) if meta_info else {}
         if auto_padding:
-            self.meta_info[AUTO_PADDING_KEY] = True
+            self.meta_info[mt.AUTO_PADDING_KEY] = True
+        if meta_policies:
+            self.meta_info[mt.META_POLICIES_KEY] = merging.check_policies(meta_policies, self.meta_info)
         col.check_row_counts(self.batch, self.non_tensor_batch)
 
     @classmethod
@@ -78,6 +83,33 @@ class DataProto:
     ) -> Self:
         """The constructor under the name that verl's users know."""
         return cls(tensors, non_tensors, meta_info, auto_padding=auto_padding)
+
+    @classmethod
+    def from_single_dict(
+        cls,
+        data: Mapping[str, Tensor | NDArray[Any]],
+        meta_info: Mapping[str, Any] | None = None,
+        *,
+        auto_padding: bool = False,
+    ) -> Self:
+        """Tensors and numpy arrays in one dict: tensor and object columns. DataError for a value of another type."""
+        for key, value in data.items():
+            if not isinstance(value, Tensor | np.ndarray):
+                raise DataError(f"column {key!r} is a {type(value).__name__}: make it a tensor or, by object_column, an array")
+        tensors = {key: value for key, value in data.items() if isinstance(value, Tensor)}
+        objects = {key: value for key, value in data.items() if isinstance(value, np.ndarray)}
+        return cls(tensors, objects, meta_info, auto_padding=auto_padding)
+
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[Mapping[str, Any]], meta_info: Mapping[str, Any] | None = None, *, stack: Iterable[str] = ()
+    ) -> Self:
+        """One dict per row; the columns are the union of their keys, None where a row lacks one.
+
+        Keys that every row has become tensor columns where all values are numbers ([B], of their own type) or tensors: jagged
+        ones, also where all are equally long, or [B, ...] for 0-d tensors and the keys in `stack`. All else is objects.
+        """
+        return cls(*row_dicts.columns_of(rows, stack), meta_info)
 
     @classmethod
     def from_tensordict(cls, data: TensorDict) -> Self:
@@ -107,9 +139,22 @@ class DataProto:
             return len(rows)
         return 0
 
-    def __getitem__(self, index: slice | RowIndex) -> Self:
-        """A slice (views where the step is 1), a boolean mask, or row numbers."""
-        return self.slice(index.start, index.stop, index.step) if isinstance(index, slice) else self.select_idxs(index)
+    @overload
+    def __getitem__(self, index: int | np.integer[Any]) -> DataProtoItem: ...
+    @overload
+    def __getitem__(self, index: slice | RowIndex) -> Self: ...
+    def __getitem__(self, index: int | np.integer[Any] | slice | RowIndex) -> Self | DataProtoItem:
+        """A slice (views where the step is 1), a boolean mask, or row numbers; by one number the row itself, as views."""
+        if isinstance(index, slice):
+            return self.slice(index.start, index.stop, index.step)
+        return self._item(int(index)) if isinstance(index, int | np.integer) else self.select_idxs(index)
+
+    def __iter__(self) -> Iterator[DataProtoItem]:
+        return map(self._item, range(len(self)))
+
+    def _item(self, number: int) -> DataProtoItem:
+        row = int(indexing.row_numbers([number], len(self)))
+        return row_dicts.item(self.batch, self.non_tensor_batch, mt.meta_of_rows(self.meta_info, range(row, row + 1)), row)
 
     def slice(self, start: int | None = None, stop: int | None = None, step: int | None = None) -> Self:
         """Rows [start:stop:step] with Python's rules. Tensor columns are views when the step is 1."""
@@ -126,19 +171,17 @@ class DataProto:
 
     def select_idxs(self, index: RowIndex) -> Self:
         """The rows that a boolean mask [B] marks, or the rows of the given numbers [B'], in that order; copies."""
-        rows = self._row_numbers(index)
+        rows = indexing.row_numbers(index, len(self))
         return self._map_rows(
-            lambda column: column[rows.to(column.device)],
-            lambda offsets: jg.gather_index(offsets, rows.to(offsets.device)),
+            lambda column: column.index_select(0, rows.to(column.device)),
+            lambda offsets: jg.gather(offsets, rows.to(offsets.device)),
             lambda objects: objects[rows.numpy()],
             rows,
         )
 
-    def reorder(self, indices: Tensor) -> None:
+    def reorder(self, indices: RowIndex) -> None:
         """Put the rows in the given order, in place."""
-        if sorted(indices.tolist()) != list(range(len(self))):
-            raise DataError(f"reorder needs a permutation of the {len(self)} rows, got {indices.tolist()}")
-        self._become(self.select_idxs(indices))
+        self._become(self.select_idxs(indexing.permutation(indices, len(self))))
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
         """Each row k times in a row (a a b b), or the whole batch k times (a b a b) without `interleave`."""
@@ -146,6 +189,22 @@ class DataProto:
             raise DataError(f"rows cannot be repeated {repeat_times} times")
         rows = torch.arange(len(self))
         return self.select_idxs(rows.repeat_interleave(repeat_times) if interleave else rows.repeat(repeat_times))
+
+    def sample_level_repeat(self, repeat_times: Sequence[int] | Tensor | NDArray[Any]) -> Self:
+        """Row b `repeat_times[b]` times in a row; 0 leaves it out."""
+        return self.select_idxs(indexing.repeated(repeat_times, len(self)))
+
+    def unfold_column_chunks(self, n_split: int, split_keys: Iterable[str] | None = None) -> Self:
+        """Cut each row of the named tensor columns into `n_split` equal pieces that become rows; repeat rows of all others.
+
+        [B, S, ...] becomes [B * n, S / n, ...], row by row. None names every tensor column whose rows have a length: jagged
+        ones, and dense ones of two dims or more. DataError names the column, and the row of a jagged one, that does not divide.
+        """
+        pieces = moves.unfold_table(self._checked().batch, n_split, split_keys)
+        repeated = self.select([key for key in self.batch if key not in pieces]).repeat(n_split)
+        tensors = {key: pieces[key] if key in pieces else repeated.batch[key] for key in self.batch}
+        numbers = torch.arange(len(self)).repeat_interleave(n_split)
+        return type(self)(tensors, repeated.non_tensor_batch, mt.meta_of_rows(self.meta_info, numbers))
 
     def partition(self, num_parts: int) -> list[Self]:
         """Exactly `num_parts` consecutive parts whose sizes differ by at most one; empty parts keep their columns."""
@@ -166,34 +225,66 @@ class DataProto:
             raise DataError(f"split needs parts of at least one row, got split_size={split_size}")
         return self._cut([*range(0, len(self), split_size), len(self)])
 
+    def make_iterator(
+        self,
+        mini_batch_size: int,
+        epochs: int,
+        seed: int | None = None,
+        dataloader_kwargs: Mapping[str, Any] | None = None,
+        *,
+        last: LastBatch = "error",
+    ) -> Iterator[Self]:
+        """Mini-batches of all rows, epoch after epoch; with a seed in an order that each epoch draws anew from the seed alone.
+
+        `dataloader_kwargs={"shuffle": False}` keeps the order whatever the seed. `last` says what becomes of rows that fill no
+        mini-batch: "error" before the first one, "short", "drop", or "pad" with copies that `padding_mask` marks.
+        """
+        seed = indexing.shuffle_seed(seed, dict(dataloader_kwargs or {}))
+        indexing.check_mini_batches(len(self), mini_batch_size, epochs, last)
+        orders = indexing.mini_batches(len(self), mini_batch_size, epochs=epochs, seed=seed, last=last)
+        width = mini_batch_size if last == "pad" else 0
+        return (self._filled(rows, max(width, len(rows))) for rows in orders)
+
     @classmethod
-    def concat(cls, parts: Sequence[Self]) -> Self:
+    def concat(
+        cls,
+        parts: Sequence[Self],
+        *,
+        meta_policies: Mapping[str, MetaPolicy] | None = None,
+        missing: Literal["error", "none"] = "error",
+    ) -> Self:
         """The rows of all parts, in order. Every part must have the same columns, of the same dtype and kind.
 
-        Meta is merged: keys may be missing in some parts; a `Mergeable` value merges itself; any other must be equal.
+        With `missing="none"` a column that some part lacks, or has as objects, becomes objects, None where it is missing.
+        Meta may be missing in some parts. How it merges: `meta_policies` overrules what the parts declare; a `Mergeable` value
+        merges itself; any other must be equal.
         """
         if not parts:
             raise DataError("concat needs at least one batch")
         tensors, objects, metas = zip(*(part._tables() for part in parts), strict=True)
-        col.same_keys("tensor column", tensors)
-        col.same_keys("object column", objects)
+        if missing not in ("error", "none"):
+            raise DataError(f"missing columns are an 'error' or filled with 'none', got {missing!r}")
+        if missing == "none":
+            tensors, objects = moves.none_for_missing(tensors, objects, [len(part) for part in parts])
+        moves.same_keys("tensor column", tensors)
+        moves.same_keys("object column", objects)
         return cls(
-            col.concat_tensors(tensors),
+            moves.concat_tensors(tensors),
             {key: np.concatenate([table[key] for table in objects]) for key in objects[0]},
-            merge_meta(metas, parts),
+            merging.merge_meta(metas, parts, meta_policies),
         )
 
     # -- padding ------------------------------------------------------------------------------------------------------
 
     def is_padding_enabled(self) -> bool:
         """Whether dispatch may pad these rows to equal shards (`auto_padding` of the constructor)."""
-        return bool(self.meta_info.get(AUTO_PADDING_KEY, False))
+        return bool(self.meta_info.get(mt.AUTO_PADDING_KEY, False))
 
     @property
     def padding_mask(self) -> Tensor:
-        """[B] bool: True for rows that dispatch copied to make shards equal. A loss or a metric leaves them out."""
+        """[B] bool: True for rows that are copies, which fill up a shard or a mini-batch. A loss or a metric leaves them out."""
         mask = torch.zeros(len(self), dtype=torch.bool)
-        mask[[row for row in self.meta_info.get(PADDING_ROWS_KEY, ()) if row < len(mask)]] = True
+        mask[[row for row in self.meta_info.get(mt.PADDING_ROWS_KEY, ()) if row < len(mask)]] = True
         return mask
 
     # -- columns ------------------------------------------------------------------------------------------------------
@@ -203,51 +294,64 @@ class DataProto:
         batch_keys: Iterable[str] | None = None,
         non_tensor_batch_keys: Iterable[str] | None = None,
         meta_info_keys: Iterable[str] | None = None,
+        deepcopy: bool = False,
     ) -> Self:
-        """Only the named columns; None keeps all of that kind. Storage is shared, unknown names are errors."""
+        """Only the named columns; None keeps all of that kind. Unknown names are errors.
+
+        Storage is shared; with `deepcopy` the objects of the rows are copied.
+        """
+        objects = col.pick("object column", self.non_tensor_batch, non_tensor_batch_keys)
+        meta = col.pick("meta key", self.meta_info, meta_info_keys) | mt.private_meta(self.meta_info)
         return type(self)(
             col.pick("tensor column", self.batch, batch_keys),
-            col.pick("object column", self.non_tensor_batch, non_tensor_batch_keys),
-            col.pick("meta key", self.meta_info, meta_info_keys) | private_meta(self.meta_info),
+            copy.deepcopy(objects) if deepcopy else objects,
+            mt.copy_meta(meta),
         )
 
     def pop(
         self, batch_keys: Iterable[str] = (), non_tensor_batch_keys: Iterable[str] = (), meta_info_keys: Iterable[str] = ()
     ) -> Self:
         """Take the named columns out of this batch and return them as one of their own."""
-        names = [list(keys) for keys in (batch_keys, non_tensor_batch_keys, meta_info_keys)]
-        taken = self.select(*names)
+        names = [col.names(keys) for keys in (batch_keys, non_tensor_batch_keys, meta_info_keys)]
+        taken = self.select(names[0], names[1], names[2])
         for table, keys in zip(self._tables(), names, strict=True):
             for key in dict.fromkeys(keys):
                 del table[key]
         return taken
 
-    def rename(self, old_key: str, new_key: str) -> Self:
-        """Rename a tensor column in place; returns self."""
-        col.pick("tensor column", self.batch, [old_key])
-        if new_key in self.batch:
-            raise DataError(f"tensor column {new_key!r} exists already; pop it before renaming {old_key!r}")
-        self.batch = {new_key if key == old_key else key: column for key, column in self.batch.items()}
+    def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
+        """Rename tensor columns in place, one or several at once (two may swap their names); returns self."""
+        self.batch = col.renamed(self.batch, old_keys, new_keys)
         return self
 
-    def union(self, other: DataProto) -> Self:
+    def union(self, other: DataProto, *, on: str | None = None) -> Self:
         """Add the other batch's columns and meta to this one, in place; returns self.
 
-        A name that both have must hold equal values; otherwise DataError names it and nothing is changed.
+        With `on`, a column of distinct values that both have, the other's rows are first put into this batch's order; else row
+        b is row b. A name that both have must hold equal values; otherwise DataError names it, its row and both values, and
+        nothing is changed.
         """
-        both_have_rows = all(part.batch or part.non_tensor_batch for part in (self, other))
-        if both_have_rows and len(self) != len(other):
-            raise DataError(f"union needs equal row counts, got {len(self)} and {len(other)}")
-        kinds = ("tensor column", "object column", "meta key")
-        for kind, mine, theirs in zip(kinds, self._tables(), other._tables(), strict=True):
-            for key in mine.keys() & theirs.keys():
-                if not wire.equal(mine[key], theirs[key]):
-                    raise DataError(f"union: {kind} {key!r} is in both batches with different values")
-        merged = [{**mine, **theirs} for mine, theirs in zip(self._tables(), other._tables(), strict=True)]
-        self._become(type(self)(*merged))
+        theirs = other if on is None else other.select_idxs(joining.rows_by(on, self._tables(), other._tables()))
+        if all(part.batch or part.non_tensor_batch for part in (self, theirs)):
+            joining.check_same_rows(len(self), len(theirs))
+        self._become(type(self)(*joining.join_tables(self._tables(), theirs._tables())))
         return self
 
     # -- whole batches ------------------------------------------------------------------------------------------------
+
+    def check_consistency(self) -> None:
+        """DataError when columns that were assigned since, as in `data.batch["x"] = ...`, disagree on the row count."""
+        self._checked()
+
+    def save_to_disk(self, path: str | Path) -> None:
+        """Write one safetensors file, whole or not at all. DataError names an object that it cannot hold, and its row."""
+        self.check_consistency()
+        disk.save(Path(path), self._tables())
+
+    @classmethod
+    def load_from_disk(cls, path: str | Path) -> Self:
+        """What `save_to_disk` wrote, on the CPU. Nothing in the file is run. DataError for one that is missing or damaged."""
+        return cls(*disk.load(Path(path)))
 
     def to(self, device: torch.device | str) -> Self:
         """A batch whose tensors are on `device`; shares what is there already."""
@@ -256,7 +360,7 @@ class DataProto:
     def clone(self) -> Self:
         """A batch that shares nothing that can be changed with this one."""
         cloned = self._map_values(Tensor.clone)
-        return type(self)(cloned.batch, copy.deepcopy(self.non_tensor_batch), copy_meta(self.meta_info))
+        return type(self)(cloned.batch, copy.deepcopy(self.non_tensor_batch), mt.copy_meta(self.meta_info))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.clone()
@@ -296,71 +400,43 @@ class DataProto:
     def _cut(self, bounds: Sequence[int]) -> list[Self]:
         """Views of rows [bounds[i], bounds[i + 1]) for each i; the bounds run from 0 to the last row."""
         source = self._checked()
-        tensors = col.cut_tensors(source.batch, bounds)
+        tensors = moves.cut_tensors(source.batch, bounds)
         return [
             self._made_of(
                 batch,
                 {key: rows[start:stop] for key, rows in source.non_tensor_batch.items()},
-                meta_of_rows(self.meta_info, range(start, stop)),
+                mt.meta_of_rows(self.meta_info, range(start, stop)),
             )
             for (start, stop), batch in zip(pairwise(bounds), tensors, strict=True)
         ]
 
-    def _row_numbers(self, index: RowIndex) -> Tensor:
-        # The copy is for arrays that torch cannot wrap: read-only ones, and reversed ones (`np.argsort(x)[::-1]`).
-        rows = index.cpu() if isinstance(index, Tensor) else torch.from_numpy(np.array(index, order="C"))
-        if rows.dim() != 1:
-            raise DataError(f"rows are chosen by a mask or a list of numbers, got shape {tuple(rows.shape)}")
-        if rows.dtype == torch.bool:
-            if len(rows) != len(self):
-                raise DataError(f"the mask has {len(rows)} entries for {len(self)} rows")
-            return rows.nonzero().flatten()
-        if rows.numel() == 0:
-            return rows.to(torch.int64)
-        if rows.is_floating_point():
-            raise DataError(f"row numbers are integers, got {rows.dtype}")
-        if int(rows.min()) < -len(self) or int(rows.max()) >= len(self):
-            raise DataError(f"row number out of range: {int(rows.min())}..{int(rows.max())} for {len(self)} rows")
-        return rows.to(torch.int64) % len(self)
+    def _filled(self, rows: Tensor, size: int) -> Self:
+        """The given rows and then, up to `size` rows, copies of the batch's last one, which the meta marks as padding."""
+        if len(rows) == size:
+            return self.select_idxs(rows)
+        padding = torch.full((size - len(rows),), len(self) - 1)
+        filled = self.select_idxs(torch.cat([rows, padding]))
+        marked = filled.padding_mask[: len(rows)].nonzero().flatten().tolist()
+        mt.mark_padding(filled.meta_info, [*marked, *range(len(rows), size)])
+        return filled
 
     def _map_values(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a change that keeps shapes to the storage of every tensor column; shared offsets stay shared."""
-        moved: dict[int, Tensor] = {}
-
-        def move(column: Tensor) -> Tensor:
-            if not jg.is_jagged(column):
-                return change(column)
-            values, offsets = jg.parts(column)
-            if id(offsets) not in moved:
-                moved[id(offsets)] = change(offsets)
-            return jg.jagged(change(values), moved[id(offsets)])
-
-        return type(self)({key: move(column) for key, column in self.batch.items()}, self.non_tensor_batch, self.meta_info)
+        """Apply a change that keeps shapes to the storage of every tensor column."""
+        return type(self)(moves.map_values(self.batch, change), self.non_tensor_batch, mt.copy_meta(self.meta_info))
 
     def _map_rows(
         self,
         dense: Callable[[Tensor], Tensor],
-        ragged: Callable[[Tensor], RaggedMove],
+        ragged: Callable[[Tensor], moves.RaggedMove],
         objects: Callable[[ObjectColumn], ObjectColumn],
         numbers: range | Tensor,
     ) -> Self:
-        """Apply one row operation, which takes rows of these numbers, to every column; columns that share offsets still do."""
-        moved: dict[int, RaggedMove] = {}
-
-        def move(column: Tensor) -> Tensor:
-            if not jg.is_jagged(column):
-                return dense(column)
-            values, offsets = jg.parts(column)
-            if id(offsets) not in moved:
-                moved[id(offsets)] = ragged(offsets)
-            index, new_offsets = moved[id(offsets)]
-            return jg.jagged(values[index], new_offsets)
-
+        """Apply one row operation, which takes rows of these numbers, to every column."""
         source = self._checked()
         return self._made_of(
-            {key: move(column) for key, column in source.batch.items()},
+            moves.map_rows(source.batch, dense, ragged),
             {key: objects(rows) for key, rows in source.non_tensor_batch.items()},
-            meta_of_rows(self.meta_info, numbers),
+            mt.meta_of_rows(self.meta_info, numbers),
         )
 
 

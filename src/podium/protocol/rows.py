@@ -15,7 +15,7 @@ import torch
 
 from podium.errors import DataError
 from podium.protocol.data_proto import DataProto
-from podium.protocol.meta import PADDING_ROWS_KEY, mark_padding
+from podium.protocol.meta import PADDING_ROWS_KEY
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -63,7 +63,7 @@ def partition_padded(rows: RowsT, parts: int) -> tuple[list[RowsT], tuple[int, .
     padding = tuple(size - (stop - start) for start, stop in pairwise(bounds))
     whole = len(data) // size if size else parts
     views = (data if whole == parts else data[: whole * size]).partition(whole) if whole else []
-    padded = [_pad(data, bounds[part], size, padding[part]) for part in range(whole, parts)]
+    padded = [data._filled(torch.arange(*bounds[part : part + 2]), size) for part in range(whole, parts)]
     return [_like(rows, part) for part in (*views, *padded)], padding
 
 
@@ -80,6 +80,27 @@ def drop_last(rows: RowsT, count: int) -> RowsT:
     return _like(rows, kept)
 
 
+def pad_dataproto_to_divisor(rows: RowsT, size_divisor: int) -> tuple[RowsT, int]:
+    """The rows as a new batch whose length `size_divisor` divides, and how many rows were added at the end.
+
+    As everywhere, padding rows are copies of the last row, and `padding_mask` says which they are. No rows stay none.
+    """
+    if size_divisor < 1:
+        raise DataError(f"rows are padded to a divisor of at least 1, got {size_divisor}")
+    data = _proto(rows)
+    missing = -len(data) % size_divisor
+    padded = data._filled(torch.arange(len(data)), len(data) + missing) if missing else data.select()
+    return _like(rows, padded), missing
+
+
+def unpad_dataproto(rows: RowsT, pad_size: int) -> RowsT:
+    """The rows without the last `pad_size`, as a view; the inverse of `pad_dataproto_to_divisor`."""
+    data = _proto(rows)
+    if not 0 <= pad_size <= len(data):
+        raise DataError(f"{pad_size} rows of padding cannot be taken off {len(data)} rows")
+    return _like(rows, data[: len(data) - pad_size])
+
+
 def concat_rows(parts: Sequence[RowsT]) -> RowsT:
     """The rows of all parts in order, of the parts' kind, as `DataProto.concat`. DataError when they are of two kinds."""
     kinds = [isinstance(part, DataProto) for part in parts]
@@ -88,12 +109,6 @@ def concat_rows(parts: Sequence[RowsT]) -> RowsT:
         raise DataError(f"concat: parts are of two kinds ({names}); let every rank return the same kind")
     joined = DataProto.concat([_proto(part) for part in parts])
     return _like(parts[0], joined)
-
-
-def _pad(data: DataProto, start: int, size: int, missing: int) -> DataProto:
-    shard = data.select_idxs(torch.arange(start, start + size).clamp(max=len(data) - 1))
-    mark_padding(shard.meta_info, range(size - missing, size))
-    return shard
 
 
 def _proto(rows: Rows) -> DataProto:

@@ -57,6 +57,10 @@ def put_together(
     values = {key: NonTensorData(value) for key, value in meta.items()}
     data = TensorDict({**tensors, **values}, batch_size=[rows] if tensors or objects else [])
     for key, column in objects.items():
-        # `set` of tensordict 0.10 fails on a stack of no rows, whose checks look into its first row.
-        data._set_str(key, NonTensorStack(*map(NonTensorData, column)), inplace=False, validated=True, non_blocking=False)
+        set_entry(data, key, NonTensorStack(*map(NonTensorData, column)))
     return data
+
+
+def set_entry(data: TensorDict, key: str, value: Any) -> None:
+    """Set an entry that fits, in place: `set` of tensordict 0.10 fails on a stack of no rows, for its checks look into a row."""
+    data._set_str(key, value, inplace=False, validated=True, non_blocking=False)

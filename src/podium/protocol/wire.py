@@ -22,14 +22,16 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import jagged as jg
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 IN_BAND_BYTES = 4096
 """Tensors up to this size are bytes in the message: up to about here a copy costs less than a transport's care of a buffer."""
+FEW = 8
+"""Tensors of up to so many elements are shown whole in errors."""
 
 TensorRecord: TypeAlias = tuple[str, tuple[int, ...], bytes | PickleBuffer]
 """Torch's name of the dtype, the shape, and the elements in C order."""
-ColumnRecord: TypeAlias = tuple[str, TensorRecord, int | None]
-"""The column's name, its tensor (a jagged column's values), and which of the batch's offsets are its own (None: dense)."""
+ColumnRecord: TypeAlias = tuple[str, TensorRecord, int | None, int]
+"""The column's name, its tensor (a jagged one's values), which of the batch's offsets it has (None: dense), its ragged dim."""
 Packed: TypeAlias = tuple[int, Sequence[ColumnRecord], Sequence[TensorRecord]]
 """The wire's version, the columns in order, and the offsets that jagged columns share."""
 
@@ -42,13 +44,13 @@ def pack(batch: Mapping[str, Tensor], *, buffers: bool) -> Packed:
     columns: list[ColumnRecord] = []
     for key, column in batch.items():
         if not jg.is_jagged(column):
-            columns.append((key, _pack_tensor(column, buffers), None))
+            columns.append((key, _pack_tensor(column, buffers), None, 0))
             continue
         values, own = jg.parts(column)
         number = next((i for i, seen in enumerate(offsets) if seen is own), len(offsets))
         if number == len(offsets):
             offsets.append(own)
-        columns.append((key, _pack_tensor(values, buffers), number))
+        columns.append((key, _pack_tensor(values, buffers), number, jg.ragged_dim(column)))
     return WIRE_VERSION, columns, [_pack_tensor(own, buffers) for own in offsets]
 
 
@@ -59,8 +61,8 @@ def unpack(packed: Packed) -> dict[str, Tensor]:
         raise DataError(f"a batch of wire version {version} arrived, this process reads {WIRE_VERSION}; run one version")
     offsets = [_unpack_tensor(record) for record in records]
     return {
-        key: _unpack_tensor(record) if number is None else jg.jagged(_unpack_tensor(record), offsets[number])
-        for key, record, number in columns
+        key: _unpack_tensor(record) if number is None else jg.jagged(_unpack_tensor(record), offsets[number], ragged_dim)
+        for key, record, number, ragged_dim in columns
     }
 
 
@@ -122,7 +124,9 @@ def _tensors_equal(left: Tensor, right: Tensor) -> bool:
     if left.dtype != right.dtype or jg.is_jagged(left) != jg.is_jagged(right):
         return False
     if jg.is_jagged(left):
-        return all(_tensors_equal(mine, theirs) for mine, theirs in zip(jg.parts(left), jg.parts(right), strict=True))
+        return jg.ragged_dim(left) == jg.ragged_dim(right) and all(
+            _tensors_equal(mine, theirs) for mine, theirs in zip(jg.parts(left), jg.parts(right), strict=True)
+        )
     if left.shape != right.shape:
         return False
     return torch.equal(left, right) or (left.is_floating_point() and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True))
@@ -139,5 +143,19 @@ def _arrays_equal(left: NDArray[Any], right: NDArray[Any]) -> bool:
 def describe(column: Tensor) -> str:
     """A column's kind for people: `int64[8, *]` for a jagged one, `float32[8, 3]` for a dense one."""
     name = str(column.dtype).removeprefix("torch.")
-    shape = [jg.num_rows(column), "*", *jg.parts(column)[0].shape[1:]] if jg.is_jagged(column) else list(column.shape)
+    shape: list[int | str]
+    if not jg.is_jagged(column):
+        shape = [*column.shape]
+    else:
+        shape = [jg.num_rows(column), *jg.parts(column)[0].shape[1:]]
+        shape.insert(jg.ragged_dim(column), "*")
     return f"{name}[{', '.join(map(str, shape))}]"
+
+
+def short(value: Any) -> str:
+    """A value in an error: a small one as it is, of a large tensor its kind only."""
+    if isinstance(value, Tensor):
+        few = not jg.is_jagged(value) and value.numel() <= FEW
+        return f"{describe(value)}{f' {value.tolist()}' if few else ''}" if value.dim() else str(value.item())
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

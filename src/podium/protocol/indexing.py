@@ -1,0 +1,105 @@
+"""Which rows, and in what order: everything that ends in a list of row numbers, before any row is touched.
+
+Legend: B rows, B' rows of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from podium.errors import DataError
+
+RowIndex: TypeAlias = Tensor | NDArray[Any] | Sequence[int] | Sequence[bool]
+LastBatch: TypeAlias = Literal["error", "short", "drop", "pad"]
+"""What becomes of the last rows of an epoch when they are fewer than a mini-batch: an error before the first mini-batch, a
+shorter mini-batch, none, or one filled up with copies of its last row, which `padding_mask` marks."""
+
+
+def row_numbers(index: RowIndex, count: int) -> Tensor:
+    """[B'] int64 on the CPU: the rows that a boolean mask [B] marks or that are given by number, negative ones from the end."""
+    rows = _tensor_of(index)
+    if rows.dim() != 1:
+        raise DataError(f"rows are chosen by a mask or a list of numbers, got shape {tuple(rows.shape)}")
+    if rows.dtype == torch.bool:
+        if len(rows) != count:
+            raise DataError(f"the mask has {len(rows)} entries for {count} rows")
+        return rows.nonzero().flatten()
+    if rows.numel() == 0:
+        return rows.to(torch.int64)
+    if rows.is_floating_point():
+        raise DataError(f"row numbers are integers, got {rows.dtype}")
+    least, largest = (int(bound) for bound in torch.aminmax(rows))
+    if least < -count or largest >= count:
+        raise DataError(f"row number out of range: {least}..{largest} for {count} rows")
+    rows = rows.to(torch.int64)
+    return rows % count if least < 0 else rows
+
+
+def _tensor_of(index: RowIndex) -> Tensor:
+    if isinstance(index, Tensor):
+        return index.cpu()
+    try:
+        return torch.from_numpy(np.array(index, order="C"))  # a copy: torch cannot wrap read-only and reversed arrays
+    except (TypeError, ValueError) as exc:
+        raise DataError(f"rows are chosen by a slice, a number, a mask or a list of numbers, got {index!r}") from exc
+
+
+def permutation(indices: RowIndex, count: int) -> Tensor:
+    """[B] row numbers; DataError unless every row is there once."""
+    order = row_numbers(indices, count)
+    if len(order) != count or int(torch.bincount(order, minlength=count).max() if count else 0) > 1:
+        raise DataError(f"reorder needs a permutation of the {count} rows, got {np.asarray(indices).tolist()}")
+    return order
+
+
+def repeated(times: Sequence[int] | Tensor | NDArray[Any], count: int) -> Tensor:
+    """[B'] row numbers: row b as often as `times[b]` says. DataError names the row whose number cannot be."""
+    counts = torch.as_tensor(times)
+    if counts.dim() != 1 or len(counts) != count:
+        raise DataError(f"{count} rows need as many repeat counts, got shape {tuple(counts.shape)}")
+    if (counts.is_floating_point() and len(counts)) or counts.dtype == torch.bool:
+        raise DataError(f"repeat counts are integers, got {counts.dtype}")
+    for row in (counts < 0).nonzero().flatten().tolist():
+        raise DataError(f"row {row} cannot be repeated {int(counts[row])} times")
+    return torch.arange(count).repeat_interleave(counts.cpu().to(torch.int64))
+
+
+def mini_batches(count: int, size: int, *, epochs: int, seed: int | None, last: LastBatch) -> Iterator[Tensor]:
+    """Row numbers of each mini-batch, epoch after epoch: in order, or with a seed in an order of each epoch's own.
+
+    A generator of its own draws the orders, so they depend on the seed alone, and no global state is read or changed.
+    """
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    whole = count - count % size
+    for _ in range(epochs):
+        order = torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
+        yield from order[:whole].split(size) if whole else ()
+        if whole < count and last != "drop":
+            yield order[whole:]
+
+
+def check_mini_batches(count: int, size: int, epochs: int, last: LastBatch) -> None:
+    """DataError for what `mini_batches` cannot do, before its first one is asked for."""
+    if size < 1 or epochs < 0:
+        raise DataError(f"mini-batches have at least one row and epochs are not negative, got {size} and {epochs}")
+    if last not in ("error", "short", "drop", "pad"):
+        raise DataError(f"the last mini-batch is 'error', 'short', 'drop' or 'pad', got {last!r}")
+    if last == "error" and count % size:
+        raise DataError(f"{count} rows make no whole mini-batches of {size}; say last='short', 'drop' or 'pad'")
+
+
+def shuffle_seed(seed: int | None, dataloader_kwargs: dict[str, Any]) -> int | None:
+    """The seed of the order; None where it is not shuffled. Of a DataLoader's arguments, there is `shuffle` only."""
+    unknown = sorted(dataloader_kwargs.keys() - {"shuffle"})
+    if unknown:
+        raise DataError(f"make_iterator reads 'shuffle' of dataloader_kwargs and no other; take {unknown} out")
+    shuffle = dataloader_kwargs.get("shuffle", seed is not None)
+    if shuffle and seed is None:
+        raise DataError("make_iterator shuffles by a seed of its own, never by the global generator; give seed=...")
+    return seed if shuffle else None

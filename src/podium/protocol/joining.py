@@ -1,0 +1,90 @@
+"""Joining two batches side by side (`DataProto.union`): which rows belong together, and what to say where they disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from podium.errors import DataError
+from podium.protocol import jagged as jg
+from podium.protocol import merging, wire
+from podium.protocol.columns import ObjectColumn, as_objects, pick
+from podium.protocol.meta import META_POLICIES_KEY, copy_meta
+
+Tables: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, ObjectColumn], Mapping[str, Any]]
+
+
+def join_tables(mine: Tables, theirs: Tables) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The entries of both; DataError names one that both have with different values, its row and both values."""
+    declared = merging.joined_policies([mine[2], theirs[2]])
+    for kind, table, added in zip(("tensor column", "object column", "meta key"), mine, theirs, strict=True):
+        for key in table.keys() & added.keys() - {META_POLICIES_KEY}:
+            if not wire.equal(table[key], added[key]):
+                where = difference(table[key], added[key])
+                raise DataError(f"union: {kind} {key!r} is in both batches with different values: {where}")
+    meta = {**mine[2], **copy_meta(theirs[2])} | ({META_POLICIES_KEY: declared} if declared else {})
+    return {**mine[0], **theirs[0]}, {**mine[1], **theirs[1]}, meta
+
+
+def check_same_rows(mine: int, theirs: int) -> None:
+    """DataError when two batches that are joined side by side differ in rows, with the remedy where one is repeated."""
+    if mine == theirs:
+        return
+    few, many = sorted((mine, theirs))
+    times = f" = {few} x {many // few}: repeat({many // few}) the smaller one first" if few and many % few == 0 else ""
+    raise DataError(f"union needs equal row counts, got {mine} and {theirs}{f' ({many}{times})' if times else ''}")
+
+
+def rows_by(key: str, mine: Tables, theirs: Tables) -> Tensor:
+    """[B] row numbers of the second batch in the order of the first, matched by the column `key`, whose values are distinct."""
+    wanted, there = (as_objects(pick("column", {**side[0], **side[1]}, [key])[key]).tolist() for side in (mine, theirs))
+    check_same_rows(len(wanted), len(there))
+    for ids in (wanted, there):
+        _check_distinct(key, ids)
+    place = {value: row for row, value in enumerate(there)}
+    for row, value in enumerate(wanted):
+        if value not in place:
+            raise DataError(f"union: row {row} has {key} {value!r}, which no row of the other batch has")
+    return torch.tensor([place[value] for value in wanted], dtype=torch.int64)
+
+
+def _check_distinct(key: str, ids: Sequence[Any]) -> None:
+    first: dict[Any, int] = {}
+    for row, value in enumerate(ids):
+        if not isinstance(value, Hashable):
+            raise DataError(f"union: row {row} has {key} {value!r}, a {type(value).__name__}; join on strings or numbers")
+        if value in first:
+            raise DataError(f"union: rows {first[value]} and {row} both have {key} {value!r}; join on values that are distinct")
+        first[value] = row
+
+
+def difference(mine: Any, theirs: Any) -> str:
+    """Where two columns or meta values that are not equal differ first, and both values there, for an error."""
+    if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+        if mine.dim() == 0 or _row_kind(mine) != _row_kind(theirs):
+            return f"{wire.short(mine)} and {wire.short(theirs)}"
+        mine, theirs = ([jg.row_of(column, row) for row in range(jg.num_rows(column))] for column in (mine, theirs))
+    elif not (isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.shape == theirs.shape and mine.ndim):
+        return f"{wire.short(mine)} and {wire.short(theirs)}"
+    for row, pair in enumerate(zip(mine, theirs, strict=True)):
+        if not wire.equal(*pair):
+            return f"row {row}{_within(*pair)}"
+    return f"{wire.short(mine)} and {wire.short(theirs)}"
+
+
+def _within(mine: Any, theirs: Any) -> str:
+    """Two rows that differ; of long tensors the first element that does."""
+    if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and mine.shape == theirs.shape and mine.numel() > wire.FEW:
+        same = (mine == theirs) | ((mine != mine) & (theirs != theirs))
+        place = tuple((~same).nonzero()[0].tolist())
+        return f", element {list(place)}: {mine[place].item()} and {theirs[place].item()}"
+    return f": {wire.short(mine)} and {wire.short(theirs)}"
+
+
+def _row_kind(column: Tensor) -> tuple[Any, ...]:
+    values = jg.parts(column)[0] if jg.is_jagged(column) else column
+    return jg.is_jagged(column), jg.ragged_dim(column), column.dtype, jg.num_rows(column), values.shape[1:]

@@ -1,0 +1,177 @@
+"""How the meta of several batches becomes that of their concatenation, key by key, by a policy that is declared.
+
+In this order: a policy declared for the key (`DataProto(..., meta_policies={"peak_mem": "max"})`, which travels with the
+batch, or the argument of `concat`); a value that is `Mergeable` merges itself; plain dicts under `METRICS_KEY` become one of
+lists; anything else must be equal. Every policy gives the same whether parts are joined at once or in groups.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence, Sized
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+from podium.errors import DataError, nearest
+from podium.protocol import wire
+from podium.protocol.meta import IMMUTABLE, META_POLICIES_KEY, PADDING_ROWS_KEY, mark_padding
+
+MetaPolicy: TypeAlias = Literal["equal", "first", "list", "sum", "min", "max", "weighted_mean"]
+"""How one meta key merges. The values of the parts must be equal; the first one's is taken; they are listed (a list adds its
+items); added; the least or the largest is taken (NaN where there is one); averaged, each weighing as many as the rows of its
+part that are not padding."""
+
+METRICS_KEY = "metrics"
+"""A plain dict under this key holds what one rank measured, so concatenating makes it a dict of lists, an entry per part."""
+
+
+@runtime_checkable
+class Mergeable(Protocol):
+    """A meta value that knows how to become one when batches are concatenated (metrics, counters)."""
+
+    def merge(self, others: Sequence[Self], /) -> Self: ...
+
+
+class _Found(NamedTuple):
+    """A key's value in one of the parts."""
+
+    part: int
+    value: Any
+    weight: int
+    """Rows of the part that are not padding."""
+
+
+def check_policies(policies: Mapping[str, str], keys: Mapping[str, Any]) -> dict[str, str]:
+    """A copy of declared policies. DataError for a policy that does not exist, or a key that no meta has."""
+    for key, policy in policies.items():
+        if policy not in _MERGE:
+            raise DataError(
+                f"meta {key!r} has no policy {policy!r}{nearest(str(policy), _MERGE)}; the policies are: {', '.join(_MERGE)}"
+            )
+        if key not in keys:
+            raise DataError(f"a policy is declared for meta {key!r}, which is not there{nearest(key, keys)}")
+    return dict(policies)
+
+
+def merge_meta(
+    metas: Sequence[Mapping[str, Any]], parts: Sequence[Sized], policies: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """One meta for the concatenation of parts, whose metas these are; `policies` overrule what the parts declare.
+
+    DataError names the key, the two parts and both values where they cannot become one.
+    """
+    if not any(metas):
+        return {}
+    declared = joined_policies(metas) | check_policies(policies or {}, {key: None for meta in metas for key in meta})
+    weights = [
+        len(part) - sum(row < len(part) for row in meta.get(PADDING_ROWS_KEY, ()))
+        for part, meta in zip(parts, metas, strict=True)
+    ]
+    merged: dict[str, Any] = {}
+    for key in dict.fromkeys(key for meta in metas for key in meta if key not in (PADDING_ROWS_KEY, META_POLICIES_KEY)):
+        found = [_Found(number, meta[key], weights[number]) for number, meta in enumerate(metas) if key in meta]
+        merged[key] = _merge_values(key, found, declared.get(key))
+    if declared:
+        merged[META_POLICIES_KEY] = declared
+    if any(PADDING_ROWS_KEY in meta for meta in metas):
+        starts = accumulate((len(part) for part in parts), initial=0)
+        padding = [start + row for start, meta in zip(starts, metas, strict=False) for row in meta.get(PADDING_ROWS_KEY, ())]
+        mark_padding(merged, padding)
+    return merged
+
+
+def joined_policies(metas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What the metas declare together. DataError when two declare different policies for one key."""
+    declared: dict[str, str] = {}
+    for meta in metas:
+        for key, policy in meta.get(META_POLICIES_KEY, {}).items():
+            if declared.setdefault(key, policy) != policy:
+                raise DataError(f"meta {key!r} is declared {declared[key]!r} in one part but {policy!r} in another")
+    return declared
+
+
+def _merge_values(key: str, found: Sequence[_Found], policy: str | None) -> Any:
+    first = found[0].value
+    if policy is not None:
+        return _MERGE[policy](key, found)
+    if key == METRICS_KEY and all(type(value) is dict for _, value, _ in found):
+        return _lists_of([value for _, value, _ in found])
+    if type(first) not in IMMUTABLE and isinstance(first, Mergeable):
+        return first.merge([value for _, value, _ in found[1:]])
+    return _equal(key, found)
+
+
+def _equal(key: str, found: Sequence[_Found]) -> Any:
+    number, first, _ = found[0]
+    for other, value, _ in found[1:]:
+        if not wire.equal(first, value):
+            raise DataError(
+                f"concat: meta {key!r} is {wire.short(first)} in part {number} but {wire.short(value)} in part {other}; "
+                f"declare how it merges, as meta_policies={{{key!r}: 'list'}}"
+            )
+    return copy.deepcopy(first)
+
+
+def _first(key: str, found: Sequence[_Found]) -> Any:
+    return copy.deepcopy(found[0].value)
+
+
+def _list(key: str, found: Sequence[_Found]) -> list[Any]:
+    return [copy.deepcopy(item) for _, value, _ in found for item in (value if isinstance(value, list) else [value])]
+
+
+def _sum(key: str, found: Sequence[_Found]) -> Any:
+    return sum(_numbers(key, found))
+
+
+def _min(key: str, found: Sequence[_Found]) -> Any:
+    return min(_numbers(key, found), key=lambda number: -math.inf if math.isnan(number) else number)
+
+
+def _max(key: str, found: Sequence[_Found]) -> Any:
+    return max(_numbers(key, found), key=lambda number: math.inf if math.isnan(number) else number)
+
+
+def _weighted_mean(key: str, found: Sequence[_Found]) -> float:
+    numbers = _numbers(key, found)
+    weight = sum(each.weight for each in found)
+    if not weight and not all(map(math.isnan, numbers)):
+        raise DataError(
+            f"concat: meta {key!r} is averaged by rows, but no part that has it has rows; the values are {numbers}. "
+            "Give rows, or a podium.observability.Mean(total, weight), which brings its own weight"
+        )
+    total = math.fsum(number * each.weight for number, each in zip(numbers, found, strict=True) if each.weight)
+    return total / weight if weight else math.nan
+
+
+def _numbers(key: str, found: Sequence[_Found]) -> list[int | float]:
+    """Python's own numbers; those of torch and numpy are converted."""
+    plain = [value.item() if isinstance(value, Tensor | np.generic) and not value.shape else value for _, value, _ in found]
+    for number, value in enumerate(plain):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise DataError(f"concat: meta {key!r} is to be a number, but is {value!r} in part {found[number].part}")
+    return plain
+
+
+def _lists_of(metrics: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Each metric's values in the order of the parts; a list, as from an earlier concatenation, adds its items."""
+    lists: dict[str, list[Any]] = {}
+    for measured in metrics:
+        for name, value in measured.items():
+            lists.setdefault(name, []).extend(value if isinstance(value, list) else [value])
+    return lists
+
+
+_MERGE: Mapping[str, Callable[[str, Sequence[_Found]], Any]] = {
+    "equal": _equal,
+    "first": _first,
+    "list": _list,
+    "sum": _sum,
+    "min": _min,
+    "max": _max,
+    "weighted_mean": _weighted_mean,
+}

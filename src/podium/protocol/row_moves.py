@@ -1,0 +1,156 @@
+"""What row operations do to tensor columns: moving, cutting, joining, splitting rows. Columns that share offsets still do after.
+
+The tables are those of a checked batch, so they agree on the row count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from podium.errors import DataError
+from podium.protocol import jagged as jg
+from podium.protocol import wire
+from podium.protocol.columns import ObjectColumn, as_objects, object_column, pick
+
+RaggedMove: TypeAlias = tuple[jg.ValueIndex, Tensor]
+"""What a row operation does to a jagged column: which values to take, and the offsets of the result."""
+
+
+def map_values(batch: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Apply a change that keeps shapes to the storage of every column."""
+    moved: dict[int, Tensor] = {}
+
+    def move(column: Tensor) -> Tensor:
+        if not jg.is_jagged(column):
+            return change(column)
+        values, offsets = jg.parts(column)
+        if id(offsets) not in moved:
+            moved[id(offsets)] = change(offsets)
+        return jg.like(column, change(values), moved[id(offsets)])
+
+    return {key: move(column) for key, column in batch.items()}
+
+
+def map_rows(
+    batch: Mapping[str, Tensor], dense: Callable[[Tensor], Tensor], ragged: Callable[[Tensor], RaggedMove]
+) -> dict[str, Tensor]:
+    """Apply one row operation to every column; what it does to a jagged one is worked out once for shared offsets."""
+    moved: dict[int, RaggedMove] = {}
+
+    def move(column: Tensor) -> Tensor:
+        if not jg.is_jagged(column):
+            return dense(column)
+        values, offsets = jg.parts(column)
+        if id(offsets) not in moved:
+            moved[id(offsets)] = ragged(offsets)
+        index, new_offsets = moved[id(offsets)]
+        return jg.like(column, jg.take(values, index), new_offsets)
+
+    return {key: move(column) for key, column in batch.items()}
+
+
+def cut_tensors(batch: Mapping[str, Tensor], bounds: Sequence[int]) -> list[dict[str, Tensor]]:
+    """Rows [bounds[i], bounds[i + 1]) of every column, for each i, as views; the bounds run from 0 to the last row."""
+    cuts: dict[int, tuple[list[int], Sequence[Tensor]]] = {}
+    pieces: list[Sequence[Tensor]] = []
+    sizes = [stop - start for start, stop in pairwise(bounds)]
+    for column in batch.values():
+        if not jg.is_jagged(column):
+            pieces.append(torch.split_with_sizes(column, sizes))
+            continue
+        values, offsets = jg.parts(column)
+        if id(offsets) not in cuts:
+            cuts[id(offsets)] = jg.cut_offsets(offsets, bounds)
+        lengths, new_offsets = cuts[id(offsets)]
+        pieces.append([jg.like(column, *part) for part in zip(torch.split_with_sizes(values, lengths), new_offsets, strict=True)])
+    return [dict(zip(batch, part, strict=True)) for part in zip(*pieces, strict=True)] or [{} for _ in sizes]
+
+
+def same_keys(kind: str, tables: Sequence[Mapping[str, Any]]) -> None:
+    """DataError when a part to be joined has other columns than the first."""
+    head = tables[0].keys()
+    for number, part in enumerate(tables):
+        if part.keys() != head:
+            missing, extra = sorted(head - part.keys()), sorted(part.keys() - head)
+            raise DataError(f"concat: part {number} differs from part 0 in its {kind}s: missing {missing}, extra {extra}")
+
+
+def concat_tensors(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The rows of all batches in order. DataError when a column's parts differ in dtype, kind or shape of a row."""
+    joined: dict[str, Tensor] = {}
+    moved: dict[tuple[int, ...], Tensor] = {}
+    for key in batches[0]:
+        columns = [batch[key] for batch in batches]
+        if not jg.is_jagged(columns[0]):
+            _check_alike(key, columns, columns)
+            joined[key] = torch.cat(columns)
+            continue
+        values = [jg.parts(column)[0] if jg.is_jagged(column) else column for column in columns]
+        _check_alike(key, columns, values)
+        offsets = [jg.parts(column)[1] for column in columns]
+        shared = tuple(map(id, offsets))
+        if shared not in moved:
+            moved[shared] = jg.concat_offsets(offsets)
+        joined[key] = jg.like(columns[0], torch.cat(values), moved[shared])
+    return joined
+
+
+def _check_alike(key: str, columns: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    kinds = {(jg.is_jagged(column), jg.ragged_dim(column), part.dtype) for column, part in zip(columns, values, strict=True)}
+    alike = len(kinds) == 1
+    shapes = {part.shape[1:] for part in values} if alike else set()
+    if len(shapes) == 1:
+        return
+    if alike and not jg.is_jagged(columns[0]):
+        raise DataError(f"concat: rows of column {key!r} have different shapes: {sorted(map(tuple, shapes))}; make it jagged")
+    raise DataError(f"concat: column {key!r} differs between parts: {', '.join(map(wire.describe, columns))}")
+
+
+def none_for_missing(
+    tensors: Sequence[Mapping[str, Tensor]], objects: Sequence[Mapping[str, ObjectColumn]], counts: Sequence[int]
+) -> tuple[list[dict[str, Tensor]], list[dict[str, ObjectColumn]]]:
+    """The parts' columns under the union of their names: what is not a tensor in every part is objects, None where missing."""
+    parts: list[dict[str, Tensor | ObjectColumn]] = [{**dense, **held} for dense, held in zip(tensors, objects, strict=True)]
+    names = dict.fromkeys(key for part in parts for key in part)
+    everywhere = [key for key in names if all(key in dense for dense in tensors)]
+    filled = [
+        {key: as_objects(part[key]) if key in part else object_column([None] * count) for key in names if key not in everywhere}
+        for part, count in zip(parts, counts, strict=True)
+    ]
+    return [{key: dense[key] for key in everywhere} for dense in tensors], filled
+
+
+def unfold_table(batch: Mapping[str, Tensor], n: int, keys: Iterable[str] | None) -> dict[str, Tensor]:
+    """The named columns with every row cut into n pieces; None: of all columns whose rows have a length."""
+    if n < 1:
+        raise DataError(f"rows are cut into at least one piece, got n_split={n}")
+    names = [key for key, column in batch.items() if _has_length(column)] if keys is None else keys
+    return {key: _unfold(key, column, n) for key, column in pick("tensor column", batch, names).items()}
+
+
+def _has_length(column: Tensor) -> bool:
+    """Whether the rows of a column have a length that can be divided."""
+    return jg.is_jagged(column) or column.dim() > 1
+
+
+def _unfold(key: str, column: Tensor, n: int) -> Tensor:
+    """Every row cut into n equal pieces, which become rows: [B, S, ...] to [B * n, S / n, ...], jagged ones piece by piece.
+
+    DataError names the column, and the row where it is one that does not divide.
+    """
+    if not _has_length(column):
+        raise DataError(f"column {key!r} is {wire.describe(column)}: its rows have no length to split in {n}")
+    if not jg.is_jagged(column):
+        if column.shape[1] % n:
+            raise DataError(f"column {key!r} is {wire.describe(column)}: {column.shape[1]} does not divide by {n}")
+        return column.reshape(len(column) * n, column.shape[1] // n, *column.shape[2:])
+    values, offsets = jg.parts(column)
+    lengths = offsets.diff()
+    for row in (lengths % n).nonzero().flatten().tolist():
+        raise DataError(f"jagged column {key!r}: row {row} has length {int(lengths[row])}, which does not divide by {n}")
+    return jg.like(column, values, jg.offsets_of((lengths // n).repeat_interleave(n)))

@@ -1,0 +1,152 @@
+"""Batches as files: what loads equals what was saved, nothing is pickled, and no half-written file is ever seen."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from safetensors.torch import load_file, save_file
+
+from podium.errors import DataError
+from podium.protocol import AUTO_PADDING_KEY, DataProto, disk, wire
+from tests.protocol.builders import FOUR, ROWS, Row, batch_of, check, ragged
+
+
+@given(ROWS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+def test_any_rows_come_back(tmp_path: Path, rows: list[Row]) -> None:
+    batch_of(rows).save_to_disk(tmp_path / "batch")
+    check(DataProto.load_from_disk(tmp_path / "batch"), rows)
+
+
+def test_every_kind_of_value_comes_back_equal(tmp_path: Path) -> None:
+    dtypes = (torch.bool, torch.int8, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
+    tensors = {str(dtype): torch.tensor([[0, 1], [1, 0]]).to(dtype) for dtype in dtypes}
+    whole = torch.arange(40.0)
+    tensors |= {
+        "view": whole[4:6],
+        "again": whole[4:6],
+        "strided": whole[::20],
+        "empty": torch.ones(2, 0),
+        "nan": torch.tensor([1.0, float("nan")]),
+    }
+    objects: list[Any] = [
+        {"text": "é\n", "list": [1, 2.5, float("inf"), None, True], "tuple": (1, ("a",)), "big": 2**80, "empty": {}},
+        [torch.tensor([1, 2]), np.array([[1.5]], dtype=np.float32), torch.tensor(3)],
+    ]
+    meta = {"step": 7, "scale": torch.tensor(0.5), "nested": {"array": np.arange(3), "t": (torch.ones(1),)}, "nan": float("nan")}
+    meta["numpy"] = [np.float32(0.1), np.bool_(True), np.uint64(2**64 - 1)]
+    data = DataProto(tensors, {"o": objects}, meta, auto_padding=True, meta_policies={"step": "max"})
+    data.save_to_disk(str(tmp_path / "made" / "batch"))
+    loaded = DataProto.load_from_disk(str(tmp_path / "made" / "batch"))
+    for mine, theirs in zip(loaded._tables(), data._tables(), strict=True):
+        assert list(mine) == list(theirs)
+        assert all(wire.equal(mine[key], theirs[key]) for key in mine)
+    assert loaded.meta_info[AUTO_PADDING_KEY] is True
+    assert type(loaded.non_tensor_batch["o"][0]["list"][4]) is bool
+    assert [type(number) for number in loaded.meta_info["numpy"]] == [np.float32, np.bool_, np.uint64]
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["batch"]
+
+
+def test_marks_of_padding_and_no_rows_and_meta_alone_come_back(tmp_path: Path) -> None:
+    for data in (
+        DataProto({"x": torch.ones(2)}, meta_info={"_podium_padding_rows": (1,)}),
+        DataProto({"j": ragged([])}, {"o": []}),
+        DataProto(meta_info={"m": None}),
+        DataProto(),
+    ):
+        data.save_to_disk(tmp_path / "batch")
+        loaded = DataProto.load_from_disk(tmp_path / "batch")
+        assert (len(loaded), loaded.meta_info) == (len(data), data.meta_info)
+        assert loaded.padding_mask.tolist() == data.padding_mask.tolist()
+
+
+def test_a_loaded_batch_is_private_and_survives_a_new_file(tmp_path: Path) -> None:
+    batch_of(FOUR).save_to_disk(tmp_path / "batch")
+    first, second = (DataProto.load_from_disk(tmp_path / "batch") for _ in range(2))
+    first.batch["number"].fill_(9)
+    DataProto().save_to_disk(tmp_path / "batch")
+    check(second, FOUR)
+
+
+class Custom:
+    def __repr__(self) -> str:
+        return "Custom()"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            DataProto(non_tensor_batch={"o": ["a", Custom()]}),
+            r"object column 'o', row 1 is a Custom, Custom\(\): a file holds",
+        ),
+        (DataProto(non_tensor_batch={"o": [{"k": [1, {2}]}]}), r"object column 'o', row 0\['k'\], item 1 is a set"),
+        (DataProto(non_tensor_batch={"o": [{1: 2}]}), r"object column 'o', row 0: key 1 cannot be stored; keys are strings"),
+        (DataProto(non_tensor_batch={"o": [{"$tensor": "t0"}]}), r"row 0: key '\$tensor' cannot be stored"),
+        (DataProto(meta_info={"m": np.array([object()])}), "meta 'm' is a ndarray"),
+        (DataProto(meta_info={"m": np.datetime64("2026-01-01")}), "meta 'm' is a datetime64"),
+        (DataProto(meta_info={"m": Path("x")}), "meta 'm' is a PosixPath"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_named_and_nothing_is_written(data: DataProto, message: str, tmp_path: Path) -> None:
+    batch_of(FOUR).save_to_disk(tmp_path / "batch")
+    with pytest.raises(DataError, match=message):
+        data.save_to_disk(tmp_path / "batch")
+    assert [path.name for path in tmp_path.iterdir()] == ["batch"]
+    check(DataProto.load_from_disk(tmp_path / "batch"), FOUR)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch_of(FOUR).save_to_disk(tmp_path / "batch")
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disk, "_sync", full)
+    with pytest.raises(DataError, match=r"cannot save a batch as .*batch: .*No space left"):
+        DataProto().save_to_disk(tmp_path / "batch")
+    assert [path.name for path in tmp_path.iterdir()] == ["batch"]
+    check(DataProto.load_from_disk(tmp_path / "batch"), FOUR)
+
+
+def test_files_that_are_no_batch_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    with pytest.raises(DataError, match="batch is missing"):
+        DataProto.load_from_disk(path)
+    path.write_bytes(pickle.dumps({"x": 1}))
+    with pytest.raises(DataError, match="is damaged or cannot be read"):
+        DataProto.load_from_disk(path)
+    save_file({"x": torch.ones(1)}, path)
+    with pytest.raises(DataError, match="holds no batch that this version can read"):
+        DataProto.load_from_disk(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("t1", torch.tensor([0, 5, 3]), "offsets of jagged column 'j' are none"),
+        ("t1", torch.tensor([0, 1, 9]), r"jagged column 'j' has 3 values, but its offsets cover 0\.\.9"),
+        ("t1", torch.tensor([0.0, 1.0, 3.0]), "offsets of jagged column 'j' are none"),
+        ("t2", torch.tensor([1]), "holds no batch that this version can read"),
+        ("podium", torch.frombuffer(bytearray(b'{"version": 9}'), dtype=torch.uint8), "it is of format 9, this version reads 1"),
+        ("podium", torch.frombuffer(bytearray(b"[]"), dtype=torch.uint8), "holds no batch"),
+    ],
+)
+def test_damaged_contents_are_refused(name: str, tensor: torch.Tensor, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    DataProto({"j": ragged([[1], [2, 3]])}).save_to_disk(path)
+    stored = load_file(path)
+    names = {"t1": next(key for key, value in stored.items() if value.tolist() == [0, 1, 3]), "podium": "podium"}
+    if name == "t2":
+        del stored[names["t1"]]
+    else:
+        stored[names[name]] = tensor
+    save_file(stored, path)
+    with pytest.raises(DataError, match=message):
+        DataProto.load_from_disk(path)
