@@ -8,12 +8,16 @@ that `AutoModelForCausalLM.from_pretrained` loads. Needs `pip install --no-deps 
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+os.environ["TQDM_DISABLE"] = "1"  # read when transformers imports tqdm: a bar for each of many steps says nothing here
+
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -29,6 +33,7 @@ def package_folder() -> Path:
 def main(folder: str) -> None:
     """Read the GGUF file, drop the marks of its quantization, and save model and tokenizer."""
     source = package_folder()
+    logging.set_verbosity_error()
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF_FILE)
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF_FILE, dtype=torch.bfloat16)
     for holder, mark in ((model, "hf_quantizer"), (model, "quantization_method"), (model.config, "quantization_config")):

@@ -48,7 +48,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(600)  # about twenty processes start
-@pytest.mark.parametrize("runtime", ["inline", "ray"])
+@pytest.mark.parametrize("runtime", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def test_the_page_runs(runtime: str, tmp_path: Path):
     pytest.importorskip("ray")
     ended = run(sys.executable, written(tmp_path, runtime))

@@ -36,8 +36,7 @@ class MissingExtraError(ConfigError, ImportError):
 
     def __init__(self, package: str, extra: str, needed_for: str) -> None:
         super().__init__(
-            f'{needed_for} needs the package {package!r}, which is not installed: pip install -e ".[{extra}]" '
-            "in a clone of Podium brings it"
+            f'not installed: {package}, for {needed_for}. pip install -e ".[{extra}]" in a clone of Podium brings it'
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from podium import __version__
 from tests.trainers.builders import SMALL
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,8 @@ def podium(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
         (["train", "spell_backward", "model=not/exist"], "no folder 'not/exist' here. As a hub id, OWNER/NAME, it is not in"),
         (["eval", "."], "is no run directory"),
         (["explain", "spell_backward", "sed=1"], "unknown key 'sed'; did you mean 'seed'?"),
+        (["train", "spell_backward", "--seed", "3"], "--seed is no option; settings are written without dashes: seed=3"),
+        (["train", "spell_backward", "lr=1e-3"], "unknown key 'lr'; did you mean 'warmup.optim.lr' or 'actor.optim.lr'?"),
         (["trian"], "No such command 'trian'"),
         (["train", "spell_backward", "--dryrun"], "No such option"),
     ],
@@ -90,6 +93,11 @@ def test_recipes_and_explain():
     explained = podium("explain", "spell_backward", "trainer.total_steps=3")
     assert "3 steps x 2 = 6 optimizer steps in all" in explained.stdout
     assert "total_steps: 3" in explained.stdout
+
+
+def test_the_version():
+    result = podium("--version")
+    assert (result.returncode, result.stdout) == (0, f"podium {__version__}\n")
 
 
 def test_a_section_with_a_shorthand_may_be_given_as_a_mapping():

@@ -91,12 +91,26 @@ def test_bad_input_is_one_message_and_exit_code_2(example, change, expected):
 
 
 def test_a_reward_that_fails_while_running_is_exit_code_1_with_the_users_lines(example):
-    (example / "reward.py").write_text("def score(data_source, solution_str, ground_truth, **rest):\n    return 1 / 0\n")
+    tried = "if solution_str in ('', ground_truth):\n        return 1\n"  # what it is tried on before the start
+    (example / "reward.py").write_text(
+        f"def score(data_source, solution_str, ground_truth, **rest):\n    {tried}    return 1 / 0\n"
+    )
     result = podium("train", "sort.yaml", *SMALL, cwd=example)
     assert result.returncode == 1
-    assert "failed: all 63 responses could not be scored; the reward raised ZeroDivisionError" in result.stderr
-    assert 'reward.py", line 2, in score' in result.stderr
+    assert "failed: a response of 63 could not be scored; the reward raised ZeroDivisionError" in result.stderr
+    assert 'reward.py", line 4, in score' in result.stderr
     assert "site-packages" not in result.stderr
+    (run,) = (path for path in (example / "runs").iterdir() if not path.is_symlink())
+    assert result.stderr.splitlines()[-1] == f"Go on with: podium train --resume {run.relative_to(example)}"
+
+
+def test_a_dry_run_finds_a_reward_that_raises(example):
+    (example / "reward.py").write_text("def score(data_source, solution_str, ground_truth, **rest):\n    return 1 / 0\n")
+    result = podium("train", "sort.yaml", "--dry-run", cwd=example)
+    assert result.returncode == 2
+    assert "error: reward.function: " in result.stderr
+    assert "reward raised ZeroDivisionError: division by zero on the training row sort.jsonl:" in result.stderr
+    assert 'reward.py", line 2, in score' in result.stderr
 
 
 def test_ctrl_c_while_a_run_is_checked_is_one_line(example):

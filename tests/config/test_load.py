@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 
@@ -67,6 +69,8 @@ def test_yaml_reads_back_equal(tmp_path):
         ("model.dtype=float16", "model.dtype: float16 needs a scaled loss"),
         ("actor.engine.compute_dtype=float16", "actor.engine.compute_dtype: float16 needs a scaled loss"),
         ("actor.engine.compute_dtype=bf16", "input should be 'bfloat16', got 'bf16'"),
+        ("lr=1e-3", "unknown key 'lr'; did you mean 'warmup.optim.lr' or 'actor.optim.lr'?"),
+        ("total_steps=5", "unknown key 'total_steps'; did you mean 'trainer.total_steps'?"),
         ("seed", "an override is written key=value, got 'seed'"),
         ("seed=[1", "the overrides cannot be read"),
     ],
@@ -82,6 +86,27 @@ def test_all_bad_keys_are_told_at_once():
         resolve(SETTINGS, ["sede=1", "trainer.totl_steps=2"])
     assert "'seed'" in str(caught.value)
     assert "'total_steps'" in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"actor": {}, "trainer": {}}])
+def test_all_that_is_required_is_told_at_once_with_an_example_that_then_works(settings):
+    with pytest.raises(ConfigError) as caught:
+        resolve(settings)
+    lines = str(caught.value).splitlines()
+    required = ["name", "model.path", "task", "actor.optim.lr", "trainer.total_steps", "trainer.prompts_per_step"]
+    assert [line.split(": is required and was not given, for example ")[0] for line in lines] == required
+    examples = [re.split(r" for |, or ", line.split("for example ")[1])[0] for line in lines]
+    config = resolve(settings, examples)
+    check_arithmetic(config)
+    assert config.trainer.prompts_per_step == config.mini_batch_prompts == 32
+    assert optimizer_steps_per_step(config) == 1
+
+
+def test_a_mini_batch_is_a_whole_step_unless_it_is_given():
+    config = resolve(SETTINGS, ["actor.mini_batch_prompts=null"])
+    assert config.mini_batch_prompts == 8
+    assert "8 prompts / 8 prompts per mini-batch x 1 epoch(s) = 1 optimizer steps per step" in explain(config)
+    assert resolve(SETTINGS).mini_batch_prompts == 4
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "a: [", "\x00"])

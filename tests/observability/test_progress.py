@@ -37,10 +37,32 @@ def test_line_mode_writes_at_phase_changes_and_every_few_seconds() -> None:
         "[00:00] warm-up 0/2",
         "[00:00] warm-up 2/2 | loss 1.2500",
         "[00:00] RL 0/100",
-        "[00:05] RL 4/100 | reward 0.400 | rollout 0.8s | now rollout",
-        "[00:10] RL 9/100 | reward 0.900 | rollout 0.8s | now rollout",
+        "[00:05] RL 4/100 | now rollout",
+        "[00:05] RL 5/100 | reward 0.500 | rollout 0.8s",
+        "[00:10] RL 9/100 | now rollout",
+        "[00:10] RL 10/100 | reward 1.000 | rollout 0.8s",
         "[00:12] RL 12/100 | reward 1.200 | rollout 0.8s",
     ]
+
+
+def test_a_slow_step_is_written_when_it_ends_and_what_begins_is_announced() -> None:
+    """The line of a step came with the first part of the next one, and nothing came while a run ended."""
+    out, clock = io.StringIO(), Clock()
+    with Progress(Console(file=out), clock=clock) as progress:
+        progress.announce("starting 2 Ray worker(s)")
+        progress.start_phase("RL", 2)
+        for step in (1, 2):
+            progress.activity("rollout")
+            clock.now_s += 7
+            progress.update(step, {REWARD: step / 10})
+        progress.announce("saving the model")
+        assert lines_of(out) == [
+            "[00:00] starting 2 Ray worker(s)",
+            "[00:00] RL 0/2",
+            "[00:07] RL 1/2 | reward 0.100",
+            "[00:14] RL 2/2 | reward 0.200",
+            "[00:14] saving the model",
+        ]
 
 
 def test_metrics_stay_until_reported_again() -> None:

@@ -273,6 +273,17 @@ def test_flat_names_reach_a_role_and_an_ambiguous_one_says_which_are_meant(group
         _ = group.actor_rollout_init
 
 
+def test_flat_names_are_names_for_any_call_too(group: WorkerGroup[Any]):
+    assert group.execute_all_sync("actor_add", 1) == [11, 12]
+    assert group.execute_rank_zero_sync("actor_add", 1) == 11
+    with pytest.raises(AttributeError, match=r"could mean spawn\(\)\['actor'\].rollout_init or"):
+        group.execute_all("actor_rollout_init")
+    with pytest.raises(AttributeError, match="no method 'actor_ad'; did you mean 'actor_add'"):
+        group.execute_all("actor_ad", 1)
+    with pytest.raises(AttributeError, match="Actor has no method 'actor_add'"):
+        group.spawn()["actor"].execute_all("actor_add", 1)
+
+
 def test_a_group_that_is_not_fused_says_how_to_reach_a_role(group: WorkerGroup[Any]):
     with pytest.raises(AttributeError, match=r"'actor' is a role: spawn\(\)\['actor'\] is its group, fuse\(\)"):
         _ = group.actor
@@ -415,10 +426,11 @@ def test_classes_that_ray_has_wrapped_are_roles_and_groups(runtime: str):
         assert plain.score(1) == [3, 3]
 
 
-def test_a_role_named_like_a_groups_own_attribute_can_be_spawned_but_not_fused():
-    with colocated(create_colocated_worker_cls({"status": Actor}), "inline") as crew:
-        assert crew.spawn()["status"].add(1) == [1, 2]
-        with pytest.raises(RegistrationError, match="a group has 'status' itself"):
+@pytest.mark.parametrize("role", ["status", "crew"])
+def test_a_role_named_like_a_groups_own_attribute_can_be_spawned_but_not_fused(role: str):
+    with colocated(create_colocated_worker_cls({role: Actor}), "inline") as crew:
+        assert crew.spawn()[role].add(1) == [1, 2]
+        with pytest.raises(RegistrationError, match=f"a group has '{role}' itself"):
             crew.fuse()
 
 

@@ -192,6 +192,77 @@ def test_blocking_calls_are_not_kept(crew: Crew):
     assert len(crew._open_calls) == 0
 
 
+def test_a_call_whose_references_were_taken_lives_as_long_as_its_future(crew: Crew):
+    script(crew, *[(NEVER, Answer(0))] * 2)
+    server, dropped = call(crew, "serve"), call(crew, "dropped")
+    server.hand_over()
+    assert [one.method for one in crew.status().calls] == ["serve", "dropped"]
+    call_of_dropped = weakref.ref(dropped._unsettled[0])  # type: ignore[index]
+    dropped.hand_over()
+    del dropped
+    assert call_of_dropped() is None  # at once: it kept its result alive
+    assert [one.method for one in crew.status().calls] == ["serve"]
+    assert len(crew._open_calls) == 1
+    script(crew, (0.0, Answer(7)))
+    read_twice = call(crew)
+    read_twice.hand_over()
+    assert read_twice.get() == {0: 7, 1: 7}
+    assert len(crew._open_calls) == 1
+
+
+def test_a_list_of_futures_keeps_no_argument():
+    class Takes(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+        def take(self, value: object) -> None: ...
+
+    argument = Data()
+    gone = weakref.ref(argument)
+    futures = WorkerGroup(ResourcePool([1]), Takes).take(argument)
+    del argument
+    assert gone() is None
+    assert futures.get() == [None]
+
+
+# -- a crew that nobody has any more ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_a_crew_that_nobody_closed_ends_its_ranks_when_it_is_collected(monkeypatch: pytest.MonkeyPatch, is_detached: bool):
+    closed = threading.Event()
+
+    class Notes(Scripted):
+        def close(self) -> None:
+            closed.set()
+
+    monkeypatch.setattr(crew_module, "build_runtime", lambda name: Notes())
+    crew = Crew(GroupSpec("g", Idle, (), {}, ResourcePool([2]), detached=is_detached), "ray")
+    crew.start()
+    future = call(crew)
+    assert not closed.wait(0.05)
+    del crew
+    gc.collect()
+    assert closed.wait(0.3 if is_detached else 20.0) is not is_detached
+    assert future.get() == {0: None, 1: None}
+
+
+def test_a_crew_that_was_closed_is_not_closed_behind_it_again(monkeypatch: pytest.MonkeyPatch):
+    closed: list[object] = []
+
+    class Notes(Scripted):
+        def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(crew_module, "build_runtime", lambda name: Notes())
+    crew = Crew(GroupSpec("g", Idle, (), {}, ResourcePool([2])), "ray")
+    crew.start()
+    crew.restart()
+    crew.close()
+    del crew
+    gc.collect()
+    time.sleep(0.1)
+    assert len(closed) == 2  # the runtime before the restart, and the one after it
+
+
 # -- calls that wait for their arguments -----------------------------------------------------------------------------------
 
 
@@ -255,6 +326,22 @@ def test_a_failure_that_nobody_has_read_does_not_become_that_of_a_deferred_call(
     assert sent.finish() == {0: None, 1: None}
     with pytest.raises(WorkerError, match="bad"):
         crew.admit("next")
+
+
+def test_without_a_thread_nothing_is_posted_and_the_next_call_tries_again(crew: Crew, monkeypatch: pytest.MonkeyPatch):
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    gate = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            defer(crew, gate, "lost")
+    assert crew.status().unsent == ()
+    crew.wait_for_deferred()
+    future = defer(crew, gate, "sent")
+    gate.set()
+    assert future.get(timeout=20.0) == {0: None, 1: None}
 
 
 def test_a_driver_that_leaves_does_not_wait_for_what_was_not_sent():
@@ -368,7 +455,7 @@ def test_status_of_an_inline_group():
     assert (status.state, status.calls, dict(status.ranks)) == (State.READY, (), {})
 
 
-LIBRARY_TAKES_THE_ROOT = """
+LOGGING = """
 import logging
 {before}
 from podium.single_controller import Dispatch, ResourcePool, Worker, WorkerGroup, register
@@ -378,24 +465,38 @@ class Idle(Worker):
     def f(self) -> None: ...
 
 WorkerGroup(ResourcePool([1]), Idle)
+{after}
+log = logging.getLogger("podium.single_controller")
+assert log.level == logging.NOTSET and not log.handlers
+log.info("joined a cluster")
+log.warning("rank 1 is slow")
+"""
+OWN_HANDLER = """
+ours = logging.getLogger("podium")
+ours.setLevel(logging.INFO)
+ours.addHandler(logging.StreamHandler())
+ours.propagate = False
+"""
+LIBRARY_TAKES_THE_ROOT = """
 logging.getLogger().setLevel(logging.ERROR)
 logging.getLogger().handlers.clear()
-logging.getLogger("podium.single_controller").warning("rank 1 is slow")
 """
 
 
 @pytest.mark.parametrize(
-    ("before", "count"),
+    ("before", "after", "lines"),
     [
-        ("", 1),
-        ("logging.basicConfig(level=logging.INFO)", 1),
-        ("logging.getLogger('podium').setLevel(logging.ERROR)", 0),  # the user's own word stands
+        ("", "", ["rank 1 is slow"]),
+        ("", "logging.basicConfig(level=logging.INFO, format='%(message)s')", ["joined a cluster", "rank 1 is slow"]),
+        ("", LIBRARY_TAKES_THE_ROOT, []),
+        (OWN_HANDLER, LIBRARY_TAKES_THE_ROOT, ["joined a cluster", "rank 1 is slow"]),
+        (OWN_HANDLER, "logging.basicConfig(level=logging.INFO)", ["joined a cluster", "rank 1 is slow"]),
     ],
 )
-def test_what_is_logged_of_a_group_outlasts_a_library_that_takes_the_root_logger(before: str, count: int):
-    program = LIBRARY_TAKES_THE_ROOT.format(before=before)
+def test_what_is_logged_and_where_is_the_programs_choice(before: str, after: str, lines: list[str]):
+    program = LOGGING.format(before=before, after=after)
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert ran.stderr.count("rank 1 is slow") == count
+    assert ran.stderr.splitlines() == lines
 
 
 def test_importing_configures_no_logger():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -225,6 +226,24 @@ def test_padding_is_trimmed_of_several_rows_for_each():
     assert tiled.batch["x"].tolist() == [0, 1, 0, 1, 2, 2]
 
 
+@pytest.mark.parametrize("copies", [2, 3])
+@pytest.mark.parametrize(("num_rows", "ranks"), [(7, 3), (5, 4), (1, 3)])
+def test_padding_is_trimmed_of_several_rows_for_each_that_carry_the_shards_own_marks(num_rows: int, ranks: int, copies: int):
+    def interleave(shard: DataProto) -> DataProto:
+        return DataProto.from_dict({"x": shard.batch["x"].repeat_interleave(copies)}, meta_info=shard.meta_info)
+
+    result = padded_call(rows(*range(num_rows)), ranks, interleave)
+    assert result.batch["x"].tolist() == [row for row in range(num_rows) for _ in range(copies)]
+    assert not result.padding_mask.any()
+
+
+def test_a_result_that_knows_its_padding_is_trimmed_by_it():
+    without_first = padded_call(rows(0, 1, 2), 2, lambda shard: shard.select_idxs(torch.arange(1, len(shard))))
+    assert without_first.batch["x"].tolist() == [1]
+    reversed_rows = padded_call(rows(0, 1, 2), 2, lambda shard: shard.select_idxs(torch.arange(len(shard) - 1, -1, -1)))
+    assert reversed_rows.batch["x"].tolist() == [1, 0, 2]
+
+
 def test_rows_that_cannot_be_trimmed_name_the_rank():
     with pytest.raises(DispatchError, match="rank 1 was sent 2 rows, 1 of them padding, and returned 3"):
         padded_call(rows(0, 1, 2), 2, lambda shard: DataProto({"x": torch.zeros(3)}))
@@ -271,6 +290,23 @@ def test_a_registered_mode_is_a_member_and_can_be_updated_for_groups_that_exist(
         register_dispatch_mode("BACKWARDS", reversed_ranks, collect_all_to_all)
     with pytest.raises(RegistrationError, match="named like a Python constant"):
         register_dispatch_mode("no good", reversed_ranks, collect_all_to_all)
+    with pytest.raises(RegistrationError, match="got collect_fn=None"):
+        register_dispatch_mode("HALF", reversed_ranks, cast(Any, None))
+    assert "HALF" not in Dispatch
+    with pytest.raises(RegistrationError, match="a member of Dispatch, got 'ONE_TO_ALL'"):
+        update_dispatch_mode(cast(Any, "ONE_TO_ALL"), reversed_ranks, collect_all_to_all)
+
+
+@pytest.mark.parametrize("name", [None, 3, b"MINE", ["MINE"], "", "no good", "_mine"])
+def test_what_cannot_be_a_modes_name(name: Any):
+    with pytest.raises(RegistrationError, match=f"named like a Python constant, got {re.escape(repr(name))}"):
+        register_dispatch_mode(name, reversed_ranks, collect_all_to_all)
+
+
+@pytest.mark.parametrize("name", [None, 3, [], "", b"actor"])
+def test_what_cannot_be_a_meshs_name(name: Any):
+    with pytest.raises(RegistrationError, match=f"a mesh is named by a string, .*, got {re.escape(repr(name))};"):
+        make_nd_compute_dataproto_dispatch_fn(name)
 
 
 def test_a_mode_that_this_process_does_not_know_loads_and_cannot_be_called():

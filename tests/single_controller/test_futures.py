@@ -247,10 +247,12 @@ def test_a_future_may_go_to_the_dispatch_function(maker: WorkerGroup[Maker], use
 
 def test_a_future_inside_a_list_is_refused(maker: WorkerGroup[Maker]):
     future = maker.make(rows(1, 2), 0.0)
-    with pytest.raises(DataError, match=r"stays in the driver.*not inside a list or dict.*call \.get\(\) on it"):
-        maker.echo([future])
-    with pytest.raises(DataError, match="stays in the driver"):
-        pickle.dumps(future)
+    for inside in ([future], {"rows": future}, [maker.square(2)], {"squares": maker.square(2)}):
+        with pytest.raises(DispatchError, match=r"stays in the driver.*not inside a list or dict.*call \.get\(\) on it"):
+            maker.echo(inside)
+    for one in (future, maker.square(2)):
+        with pytest.raises(DataError, match="stays in the driver"):
+            pickle.dumps(one)
 
 
 # -- asyncio ---------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
 from podium.errors import DispatchError
@@ -20,6 +23,8 @@ def test_collecting_ranks_are_in_shard_order():
         ([(0, True), (1, False)], "no rank collects dp_rank 1"),
         ([(0, True), (-1, True)], "dp_rank -1 is negative"),
         ([(-1, True)], "dp_rank -1 is negative"),
+        ([(10**12, True)], "dp_rank 0 is missing"),
+        ([], "it has no ranks"),
     ],
 )
 def test_a_table_that_cannot_route_is_shown(table: list[tuple[int, bool]], fault: str):
@@ -31,3 +36,9 @@ def test_a_table_that_cannot_route_is_shown(table: list[tuple[int, bool]], fault
     assert [line.split() for line in lines[2:]] == [
         [str(rank), str(dp_rank), "yes" if collects else "no"] for rank, (dp_rank, collects) in enumerate(table)
     ]
+
+
+@pytest.mark.parametrize("row", [None, 3, (0,), (0, True, 1), ("0", True), (0.0, True), (True, True), (0, "no"), (0, None)])
+def test_a_rank_that_does_not_tell_its_place_is_named(row: Any):
+    with pytest.raises(DispatchError, match=f"rank 1 says {re.escape(repr(row))} of its place in mesh 'actor'"):
+        Mesh.from_rows("actor", [(0, True), row])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from podium.single_controller import (
     register,
     split_resource_pool,
 )
-from podium.single_controller.runtime.ray import cluster
+from podium.single_controller.runtime.ray import cluster, reservations
 from podium.single_controller.verl_names import extract_pg_from_exist, sort_placement_group_by_node_ip
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("ray_cluster")]
@@ -151,8 +152,9 @@ def test_a_pool_without_room_now_is_given_up_in_time_and_told_who_holds_what(ask
     wanted = RayResourcePool([2], use_gpu=False)
     began = time.monotonic()
     try:
+        group = partial(WorkerGroup, wanted, Plain, runtime="ray", start_timeout_s=short_wait)
         with pytest.raises(ResourceError) as caught:
-            WorkerGroup(wanted, Plain, runtime="ray") if asks == "group" else wanted.get_placement_groups()
+            (group if asks == "group" else wanted.get_placement_groups)()
         assert short_wait <= time.monotonic() - began < short_wait + 5
     finally:
         big.close()
@@ -164,12 +166,24 @@ def test_a_pool_without_room_now_is_given_up_in_time_and_told_who_holds_what(ask
     assert "close other groups or pools, or lower process_on_nodes (free now: at most 1 on one node, 1 in all)" in message
 
 
-def test_ranks_without_a_process_are_given_up_in_time(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cluster, "PLACEMENT_TIMEOUT_S", 0.02)
+def test_how_long_a_place_is_awaited_is_said_by_who_asks():
+    total = int(ray.cluster_resources()["CPU"])
+    big = RayResourcePool([total], use_gpu=False)
+    big.get_placement_groups()
+    holder, began = object(), time.monotonic()
+    try:
+        with pytest.raises(ResourceError, match=r"placed not all of \[1\] within 1\.2 s"):
+            reservations.hold(holder, "late", ResourcePool([1]), wait=True, within_s=1.2)
+    finally:
+        big.close()
+    assert 1.2 <= time.monotonic() - began < 6
+
+
+def test_ranks_without_a_process_are_given_up_in_time():
     with pytest.raises(
         ResourceError, match=r"the 1 ranks of group 'Plain' got no process within 0.02 s, though their pool has its"
     ):
-        WorkerGroup(ResourcePool([1]), Plain, runtime="ray")
+        WorkerGroup(ResourcePool([1]), Plain, runtime="ray", start_timeout_s=0.02)
 
 
 def test_custom_resources_that_the_pool_has_not_are_refused():
@@ -188,6 +202,20 @@ def test_a_failed_constructor_leaves_nothing(detached: bool):
     with pytest.raises(WorkerError, match="no such model"):
         WorkerGroup(ResourcePool([1]), Init(Plain, raises=True), runtime="ray", detached=detached, name_prefix="failing_")
     assert wait_until(lambda: set(ray.util.list_named_actors()) == names)
+
+
+def test_a_group_that_was_only_forgotten_leaves_nothing():
+    before = held()
+    group = WorkerGroup(ResourcePool([2]), Plain, runtime="ray")
+    assert len(held()) == len(before) + 1
+    del group
+    gc.collect()
+    assert wait_until(lambda: held() == before)
+
+
+def test_a_pool_that_is_not_held_any_more_says_so():
+    with pytest.raises(ResourceError, match=r"the pool \[2\] is not held any more: it was closed"):
+        reservations.order_of(ResourcePool([2]))
 
 
 def test_ctrl_c_in_the_start_leaves_nothing():

@@ -21,7 +21,22 @@ import torch.distributed as dist
 from podium.errors import ConfigError, ResourceError
 from podium.single_controller import Dispatch, Init, ResourcePool, Worker, WorkerGroup, register
 from podium.single_controller.runtime.cores import cgroup_parents, core_limit, num_cores, quota_cores
-from podium.single_controller.runtime.ray import looking
+from podium.single_controller.runtime.ray import cluster, looking
+
+JOINS = """
+import logging
+import ray
+from podium.single_controller import Dispatch, ResourcePool, Worker, WorkerGroup, register
+
+class Where(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def cluster(self) -> str:
+        return ray.get_runtime_context().gcs_address
+
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+with WorkerGroup(ResourcePool([1], use_gpu=False), Where, runtime="ray", threads_per_rank=1) as group:
+    print(*group.cluster())
+"""
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("ray_cluster")]
 
@@ -194,7 +209,7 @@ def test_worker_env_is_there_from_the_start_and_clashes_are_named():
     taken = {"MASTER_PORT": "1", "RAY_LOCAL_WORLD_SIZE": "2", "FINE": "3"}
     with pytest.raises(ConfigError, match="worker_env sets MASTER_PORT, RAY_LOCAL_WORLD_SIZE, which"):
         WorkerGroup(ResourcePool([1]), Ranks, runtime="ray", worker_env=taken)
-    with pytest.raises(ConfigError, match=r"environment variables are text, got \{'DEPTH': 3\}"):
+    with pytest.raises(ConfigError, match=r"a text as its value, got \{'DEPTH': 3\}"):
         WorkerGroup(ResourcePool([1]), Ranks, runtime="ray", worker_env={"DEPTH": 3})
 
 
@@ -292,3 +307,42 @@ def test_e8_on_one_core_a_group_starts_in_time_and_says_where_the_number_comes_f
     done = subprocess.run([sys.executable, "one_core.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
     assert float(done.stdout.split()[-1]) < 30
     assert "starting Ray with 64 CPUs, which it only counts: one for each rank. the affinity mask allows 1 core" in done.stderr
+
+
+# -- the cluster -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_joins_the_cluster_that_ray_address_names():
+    """As under `ray job submit`: another process has started it, this one has not called `ray.init`."""
+    address = ray.get_runtime_context().gcs_address
+    environment = {**os.environ, "RAY_ADDRESS": address}
+    ran = subprocess.run([sys.executable, "-c", JOINS], env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == address
+    cpus = ray.cluster_resources()["CPU"]
+    assert f"joined the Ray cluster at {address}, which has {cpus:g} CPUs: RAY_ADDRESS is {address!r}" in ran.stderr
+
+
+def test_a_ray_address_where_nobody_is_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    def refuse(**options: object) -> None:
+        raise ConnectionError(f"nobody at {options['address']}")
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(
+        ResourceError, match=r"RAY_ADDRESS is '10\.0\.0\.1:6379', but no Ray cluster can be joined there: nobody at"
+    ):
+        cluster.connect(1)
+
+
+@pytest.mark.parametrize("address", [None, "", "local"])
+def test_without_an_address_a_cluster_of_its_own_is_started(monkeypatch: pytest.MonkeyPatch, address: str | None):
+    asked: dict[str, object] = {}
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: asked.update(options))
+    cluster.connect(100)
+    assert (asked["address"], asked["num_cpus"]) == ("local", 100)

@@ -36,6 +36,13 @@ def test_a_coroutine_method_stays_one():
     ("options", "message"),
     [
         ({"dispatch_mode": "ONE_TO_ALL"}, "dispatch_mode is a member of Dispatch or a dict .*, got 'ONE_TO_ALL'"),
+        ({"blocking": "no"}, "blocking is True or False, got 'no'"),
+        ({"blocking": None}, "blocking is True or False, got None"),
+        ({"materialize_futures": "no"}, "materialize_futures is True or False, got 'no'"),
+        ({"materialize_futures": 0}, "materialize_futures is True or False, got 0"),
+        ({"dispatch_mode": {"dispatch_fn": len}}, "two functions, 'dispatch_fn' and 'collect_fn', got"),
+        ({"dispatch_mode": {"dispatch_fn": len, "collect_fn": None}}, "two functions, .*; got collect_fn=None"),
+        ({"dispatch_mode": {"dispatch_fn": "f", "collect_fn": len}}, "two functions, .*; got dispatch_fn='f'"),
         ({"dispatch_mode": Dispatch.ONE_TO_ALL, "execute_mode": "all"}, "execute_mode is a member of Execute"),
         ({"dispatch_mode": Dispatch.DP_COMPUTE_PROTO, "execute_mode": Execute.RANK_ZERO}, "cannot run on RANK_ZERO only"),
     ],
@@ -53,6 +60,13 @@ def test_a_batch_mode_needs_a_method_that_takes_a_batch(mode: Any):
     for does_not in (lambda self: None, lambda self, **options: options):
         with pytest.raises(RegistrationError, match="takes no batch"):
             decorate(does_not)
+
+
+def test_register_without_parentheses_is_told_to_have_them():
+    with pytest.raises(RegistrationError, match=r"dispatch_mode .*; write @register\(\) with parentheses"):
+
+        @anything
+        def method(self: object) -> None: ...
 
 
 def test_what_is_no_method_is_refused():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from enum import Enum
 from functools import reduce
 from itertools import pairwise
@@ -59,10 +60,16 @@ def test_the_callers_list_is_copied_and_so_is_the_store():
     assert pool.process_on_nodes == (2, 2)
 
 
-@pytest.mark.parametrize("counts", [[], [0], [2, -1], [1.5], [True]])
-def test_counts_that_make_no_sense(counts: list[Any]):
-    with pytest.raises(ResourceError, match="1 or more"):
-        ResourcePool(cast("list[int]", counts))
+@pytest.mark.parametrize("make", [ResourcePool, RayResourcePool])
+@pytest.mark.parametrize("counts", [[], [0], [2, -1], [1.5], [True], 0, 2, "11", b"11", {2: 1}, {2}, [None], [[2]]])
+def test_counts_that_make_no_sense(make: type[ResourcePool], counts: Any):
+    with pytest.raises(ResourceError, match=f"1 or more.*got {re.escape(repr(counts))}"):
+        make(counts)
+
+
+def test_no_counts_at_all():
+    with pytest.raises(ResourceError, match=r"1 or more.*got None"):
+        ResourcePool(cast(Any, None))
 
 
 @pytest.mark.parametrize("make", [ResourcePool, RayResourcePool])
@@ -71,15 +78,20 @@ def test_a_pool_without_nodes_says_that_they_are_given_when_it_is_made(make: typ
         make()
 
 
-@pytest.mark.parametrize("count", [0, 1.5])
-def test_colocate_count_is_checked(count: Any):
-    with pytest.raises(ResourceError, match="max_colocate_count"):
-        ResourcePool([1], max_colocate_count=count)
-
-
-def test_an_accelerator_type_has_a_name():
-    with pytest.raises(ResourceError, match="accelerator_type"):
-        ResourcePool([1], accelerator_type="")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("max_colocate_count", value) for value in (0, 1.5, True, None, "2")),
+        *(("use_gpu", value) for value in ("no", 0, 1, "")),
+        *(("detached", value) for value in ("x", None, 1)),
+        *(("name_prefix", value) for value in (3, b"p", ["p"])),
+        *(("accelerator_type", value) for value in ("", 3, ["accelerator_type:X"])),
+    ],
+)
+@pytest.mark.parametrize("make", [ResourcePool, RayResourcePool])
+def test_a_field_of_another_type_is_named_with_its_value(make: type[ResourcePool], name: str, value: Any):
+    with pytest.raises(ResourceError, match=f"^{name} is .*, got {re.escape(repr(value))}$"):
+        make([1], **{name: value})
 
 
 def test_ray_resource_pool_has_verls_order_of_arguments_and_defaults():
@@ -131,8 +143,10 @@ def test_a_part_is_split_again():
         (0, "split_size 0 does not divide"),
         (-2, "split_size -2 does not divide"),
         ([2, 2], r"split_size \[2, 2\] is 4 ranks, the pool has 6"),
-        ([6, 0], "sizes of 1 or more"),
-        ([7, -1], "sizes of 1 or more"),
+        *(
+            (size, f"a list of sizes of 1 or more that adds up to 6, got {re.escape(repr(size))}")
+            for size in ([6, 0], [7, -1], 1.0, None, "33", True, [3, "3"], [3.0, 3], [True] * 6, {3: 3}, {6})
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_the_pool(size: Any, message: str):
@@ -140,9 +154,11 @@ def test_sizes_that_do_not_fit_the_pool(size: Any, message: str):
         split_resource_pool(ResourcePool([4, 2]), size)
 
 
-@pytest.mark.parametrize(("start", "count"), [(-1, 2), (0, 0), (5, 2)])
-def test_a_part_outside_the_pool(start: int, count: int):
-    with pytest.raises(ResourceError, match="ranks 0 to 5"):
+@pytest.mark.parametrize(
+    ("start", "count"), [(-1, 2), (0, 0), (5, 2), ("0", 1), (0, "1"), (0.0, 1), (0, None), (False, 1), (0, True)]
+)
+def test_a_part_outside_the_pool(start: Any, count: Any):
+    with pytest.raises(ResourceError, match=f"ranks 0 to 5, got start {start!r}, count {count!r}"):
         ResourcePool([4, 2]).sub_pool(start, count)
 
 
@@ -206,6 +222,16 @@ def test_pools_of_two_types_are_not_merged():
         merge_resource_pool(ResourcePool([1]), RayResourcePool([1], use_gpu=None, max_colocate_count=1))
 
 
+@pytest.mark.parametrize("other", [None, 2, [2], RayResourcePool])
+def test_what_is_no_pool_is_neither_split_nor_merged(other: Any):
+    got = re.escape(f"got {other!r}")
+    with pytest.raises(ResourceError, match=got):
+        split_resource_pool(other, 1)
+    for pair in ((other, ResourcePool([1])), (ResourcePool([1]), other), (other, other)):
+        with pytest.raises(ResourceError, match=got):
+            merge_resource_pool(*pair)
+
+
 def test_a_rank_is_not_merged_twice():
     pool = ResourcePool([4])
     with pytest.raises(ResourceError, match="share no rank, got 1 in both"):
@@ -250,6 +276,45 @@ def test_a_role_without_a_pool():
 def test_a_pool_that_is_not_in_the_spec():
     with pytest.raises(ResourceError, match="role 'teacher': unknown resource pool 'global_pol'; did you mean 'global_pool'"):
         ResourcePoolManager({"global_pool": [1]}, {"teacher": "global_pol"})
+
+
+@pytest.mark.parametrize("role", [[], ([],), {}, None, 3])
+def test_what_cannot_be_a_role_is_an_unknown_one(role: Any):
+    with pytest.raises(ResourceError, match=f"unknown role .{re.escape(str(role))}.*Known: Actor, RewardModel"):
+        manager().get_resource_pool(role)
+
+
+@pytest.mark.parametrize(
+    ("spec", "mapping", "message"),
+    [
+        ([2], {}, r"resource_pool_spec is a dict of pool name -> ranks per node, .*, got \[2\]"),
+        (None, {}, "resource_pool_spec is a dict .*, got None"),
+        ({"a": 2}, {}, "resource pool 'a': process_on_nodes .*, got 2;"),
+        ({"a": "2"}, {}, "resource pool 'a': process_on_nodes .*, got '2';"),
+        ({1: [2]}, {}, "a resource pool is named by a string, got 1"),
+        ({"a": [2]}, ["a"], r"mapping is a dict of role -> pool name, .*, got \['a'\]"),
+        ({"a": [2]}, None, "mapping is a dict .*, got None"),
+        ({"a": [2]}, {"actor": 3}, "role 'actor': unknown resource pool '3'. Known: a"),
+        ({"a": [2]}, {"actor": ["a"]}, r"role 'actor': unknown resource pool .*\. Known: a"),
+        ({"a": [2]}, {3: "b"}, "role '3': unknown resource pool 'b'. Known: a"),
+    ],
+)
+def test_tables_that_make_no_sense(spec: Any, mapping: Any, message: str):
+    with pytest.raises(ResourceError, match=message):
+        ResourcePoolManager(spec, mapping)
+
+
+def test_the_manager_has_lists_of_its_own():
+    spec = {"a": [2]}
+    made: ResourcePoolManager[str] = ResourcePoolManager(spec, {"actor": "a"})
+    spec["a"].append(2)
+    assert made.resource_pool_spec == {"a": [2]}
+
+
+@pytest.mark.parametrize(("option", "value"), [("use_gpu", "no"), ("max_colocate_count", "3")])
+def test_the_managers_options_are_checked(option: str, value: Any):
+    with pytest.raises(ResourceError, match=f"resource pool 'global_pool': {option} is .*, got {value!r}"):
+        manager(**{option: value})
 
 
 def test_a_spec_that_makes_no_sense_names_the_pool():

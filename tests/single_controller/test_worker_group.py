@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
+import threading
 import traceback
 from typing import Any, cast
 
@@ -29,6 +32,8 @@ from podium.single_controller import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
+from podium.single_controller.futures import Settling
+from podium.single_controller.runtime.base import GroupSpec
 from podium.single_controller.runtime.cores import num_cores
 
 
@@ -87,7 +92,27 @@ class Probe(Worker):
     def interrupt(self) -> None:
         raise KeyboardInterrupt
 
+    @register(dispatch_mode=Dispatch.RANK_ZERO, blocking=False)
+    def sum_later(self, number: int, values: torch.Tensor, more: Any = None) -> float:
+        return number + float(values.sum()) + (float(more["y"].sum()) if more else 0.0)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def rank_later(self) -> int:
+        return self.rank
+
+    also_ping = ping
+
     def local(self) -> None: ...
+
+    @classmethod
+    def kind(cls, suffix: str = "") -> str:
+        return cls.__name__ + suffix
+
+    @staticmethod
+    def twice(x: int) -> int:
+        return 2 * x
+
+    partly = functools.partialmethod(ping, 7)
 
 
 def group(num_ranks: int = 2, **init: Any) -> WorkerGroup[Probe]:
@@ -151,13 +176,40 @@ def test_an_unknown_method_names_the_nearest():
         _ = group().skaled
 
 
-def test_a_method_that_the_group_itself_has_is_refused():
-    class Closes(Worker):
-        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-        def close(self) -> None: ...
+@pytest.mark.parametrize("name", ["close", "crew", "_methods", "spawn"])
+def test_a_method_that_the_group_itself_has_is_refused(name: str):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def method(self: Worker) -> None: ...
 
-    with pytest.raises(RegistrationError, match="Closes registers close"):
-        WorkerGroup(ResourcePool([1]), Closes)
+    with pytest.raises(RegistrationError, match=f"Hides registers {name}"):
+        WorkerGroup(ResourcePool([1]), type("Hides", (Worker,), {name: method}))
+
+
+def test_every_attribute_of_a_group_is_declared_so_that_no_method_hides_behind_one():
+    assert vars(group()).keys() <= WorkerGroup.__annotations__.keys()
+
+
+def test_a_method_under_a_second_name_is_one_of_the_group():
+    probes = group()
+    assert probes.also_ping(1) == probes.ping(1) == [[0, 1, 2], [1, 1, 2]]
+
+
+def test_any_callable_member_is_called_by_its_name():
+    probes = group()
+    assert probes.execute_all_sync("kind", suffix="!") == ["Probe!", "Probe!"]
+    assert probes.execute_all_sync("twice", 4) == [8, 8]
+    assert probes.execute_all_sync("partly", 3) == [[0, 7, 3], [1, 7, 3]]
+    assert probes.execute_rank_zero_sync("kind") == "Probe"
+    with pytest.raises(AttributeError, match=r"Probe\.kind exists but is not registered"):
+        _ = probes.kind
+    with pytest.raises(AttributeError, match="has no method 'explosive'"):
+        probes.execute_all("explosive")
+    with pytest.raises(AttributeError, match="has no method 'kinds'; did you mean 'kind'"):
+        probes.execute_all("kinds")
+
+
+def test_copying_a_group_finds_no_method_too_early():
+    assert copy.copy(group()).ping(1) == [[0, 1, 2], [1, 1, 2]]
 
 
 # -- data ------------------------------------------------------------------------------------------------------------------
@@ -214,7 +266,73 @@ def test_a_mesh_nobody_registered():
         WorkerGroup(ResourcePool([1]), Meshless).update(rows(1))
 
 
+def test_a_plain_class_is_in_no_mesh():
+    class Plain:
+        @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("actor"))
+        def update(self, batch: DataProto) -> DataProto:
+            return batch
+
+    with pytest.raises(DispatchError, match=r"Plain is a plain class, which is in no mesh: derive it from Worker"):
+        WorkerGroup(ResourcePool([1]), Plain).update(rows(1))
+
+
 # -- futures ---------------------------------------------------------------------------------------------------------------
+
+
+class Gated:
+    """A call whose one answer is there when the gate opens."""
+
+    method, silent_ranks, has_failed = "gated", (0,), False
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def is_over(self, wait_s: float = 0.0) -> bool:
+        return self.gate.wait(wait_s)
+
+    def finish(self) -> dict[int, Any]:
+        assert self.gate.wait(20.0)
+        return {0: 100}
+
+    def let_go(self) -> None: ...
+
+    def future(self) -> GroupFuture[int]:
+        return GroupFuture(Settling(self, lambda answers: answers[0]))
+
+
+def test_what_a_call_waits_with_is_what_was_passed():
+    probes, slow, x, more = group(), Gated(), torch.zeros(2), {"y": torch.zeros(1)}
+    waiting = probes.sum_later(slow.future(), x, more=more)
+    behind = probes.sum_later(1, x)
+    x.add_(9)
+    more["y"].add_(9)
+    assert not waiting.done()
+    slow.gate.set()
+    assert (waiting.get(), behind.get()) == (100.0, 1.0)
+    assert probes.sum_later(1, x).get() == 19.0
+
+
+def test_what_cannot_be_kept_for_later_is_refused_at_once():
+    probes, slow = group(), Gated()
+    with pytest.raises(DispatchError, match=r"probes.sum_later.*an argument cannot be copied.*Call \.get\(\)"):
+        probes.sum_later(slow.future(), threading.Lock())
+    with pytest.raises(DispatchError, match="stays in the driver"):
+        probes.sum_later(slow.future(), [slow.future()])
+    assert probes.sum_later(1, torch.ones(1)).get() == 2.0
+
+
+def test_calls_whose_references_were_taken_leave_nothing_behind():
+    probes = group()
+    for _ in range(5):
+        assert [reference.get() for reference in probes.rank_later()] == [0, 1]
+    assert len(probes.crew._open_calls) == 0
+
+
+def test_a_list_of_futures_inside_another_argument_is_refused_like_any_future():
+    probes = group()
+    with pytest.raises(DispatchError, match=r"stays in the driver.*not inside a list or dict.*call \.get\(\) on it"):
+        probes.execute_all("ping", {"ranks": probes.rank_later()})
+    assert probes.rank_later().get() == [0, 1]
 
 
 def test_a_future_gives_what_the_call_would():
@@ -343,3 +461,20 @@ def test_a_closed_group_says_so():
 def test_a_group_that_cannot_be_made_says_why(make: Any, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize("ports", [(20000, 20000), (20001, 20000), (0, 70000), (0, 10), (60000, 65537), (-5, -1)])
+def test_ports_that_there_are_not_are_refused_at_once(ports: tuple[int, int]):
+    with pytest.raises(ConfigError, match=rf"master_port_range .*1 to 65535.*got \[{ports[0]}, {ports[1]}\)"):
+        WorkerGroup(ResourcePool([1]), Probe, master_port_range=ports)
+
+
+def test_the_last_port_is_one():
+    assert GroupSpec("g", Probe, (), {}, ResourcePool([1]), master_port_range=(65535, 65536)).master_port_range == (65535, 65536)
+
+
+def test_the_limit_of_the_start_is_a_setting():
+    assert group().crew.spec.start_timeout_s == 120.0
+    assert WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=600.0).crew.spec.start_timeout_s == 600.0
+    with pytest.raises(ConfigError, match="start_timeout_s is more than 0 seconds, got 0"):
+        WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=0)

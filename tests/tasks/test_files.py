@@ -126,12 +126,25 @@ def test_prompts_that_are_too_long_or_cannot_be_encoded_do_not_fit(tmp_path):
         file_task(path, count_tokens=refuses)
 
 
-def test_repeated_prompts_are_reported_and_kept(tmp_path, caplog):
+def test_a_reason_that_all_rows_share_is_told_once_and_leaving_them_out_is_no_advice(tmp_path):
+    path = write_rows(tmp_path / "mine.jsonl", [{"prompt": "p"} for _ in range(12)])
+    with pytest.raises(TaskError) as caught:
+        file_task(path)
+    reason = "no ground truth: a row needs answer, or reward_model.ground_truth; it has prompt"
+    assert str(caught.value) == f"12 of 12 rows do not fit, all for one reason: {reason} (the first is {path} row 1)"
+    path = write_rows(tmp_path / "mine.jsonl", ["{}", "[]"])
+    with pytest.raises(TaskError, match=r"2 of 2 rows do not fit:\n .*row 1: .*\n .*row 2: .*\nmend them$"):
+        file_task(path)
+
+
+def test_repeated_prompts_are_remarked_and_kept(tmp_path, caplog):
     rows = [*sums(40), {"prompt": " 3+3=", "answer": "6"}, {"prompt": "4+4=", "answer": "nine"}]
     path = write_rows(tmp_path / "mine.jsonl", rows)
     task = file_task(path)
-    assert "2 prompts of the train rows occur more than once (1 of them with different answers)" in caplog.text
-    assert f"{path} row 4 and {path} row 41" in caplog.text
+    (remark,) = task.remarks
+    assert "2 prompts of the train rows occur more than once (1 of them with different answers)" in remark
+    assert f"{path} row 4 and {path} row 41" in remark
+    assert caplog.text == ""  # to be told once a run, not whenever the task is built
     assert sum(len(task.split(name)) for name in ("train", "validation", "held_out")) == 42
     check_disjoint(task)
 
@@ -182,11 +195,11 @@ def test_rows_of_one_prompt_stay_together_whatever_their_answers(tmp_path):
     assert sum(map(len, prompts)) == len(set.union(*prompts)) == 30
 
 
-def test_yes_and_no_are_split_by_prompt_and_a_warning_says_so(tmp_path, caplog):
+def test_yes_and_no_are_split_by_prompt_and_a_remark_says_so(tmp_path):
     rows = [{"prompt": f"Is {number} even?", "answer": "no" if number % 2 else "Yes"} for number in range(100)]
     task = file_task(write_rows(tmp_path / "mine.jsonl", rows))
     assert task.disjoint_by == "prompt"
-    assert "2 distinct answers in 100 training rows are too few" in caplog.text
+    assert any("2 distinct answers in 100 training rows are too few" in remark for remark in task.remarks)
     assert (len(task.train), len(task.validation), len(task.held_out)) == (80, 10, 10)
     check_disjoint(task)
 

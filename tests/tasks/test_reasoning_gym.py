@@ -178,7 +178,7 @@ def test_a_verifier_that_evaluates_the_response_runs_in_processes_with_limits_an
         assert time.monotonic() - started_s < 10
         assert found[0] == found[2] == Score(1.0)
         assert isinstance(found[1], Failed)
-        assert found[1].reason == "timeout: took longer than reward.timeout_s (1 s)"
+        assert found[1].reason == "took longer than reward.timeout_s (1 s)"
         for outcome in scorer.outcomes([problem] * len(attacks), attacks):
             assert isinstance(outcome, Failed)
             assert "which was refused" in outcome.reason

@@ -212,7 +212,7 @@ def test_processes_are_reused_and_hold_no_torch(tmp_path):
 def test_a_function_that_cannot_be_used_is_told_before_anything_starts(tmp_path, code, name, expected):
     reward_file(tmp_path, code)
     with pytest.raises(ConfigError) as caught:
-        check_reward(RewardConfig(function=f"{tmp_path / 'reward.py'}:{name}"))
+        check_reward(RewardConfig(function=f"{tmp_path / 'reward.py'}:{name}"), Rows(1))
     assert expected.format(file=f"{tmp_path}/") in str(caught.value)
     assert "reward_process.py" not in str(caught.value)  # the user's lines, not ours
 
@@ -227,7 +227,7 @@ def test_a_function_that_cannot_be_used_is_told_before_anything_starts(tmp_path,
 )
 def test_a_file_or_module_that_is_not_there(function, expected):
     with pytest.raises(ConfigError) as caught:
-        check_reward(RewardConfig(function=function))
+        check_reward(RewardConfig(function=function), Rows(1))
     assert expected in str(caught.value)
 
 
@@ -235,14 +235,65 @@ def test_an_import_that_hangs_is_told_as_such_with_the_line_that_it_is_at(tmp_pa
     monkeypatch.setattr(reward_pool, "START_LIMIT_S", 4.0)
     config = reward_config(tmp_path, "import time\ntime.sleep(600)\ndef score(**kwargs): return 1")
     with pytest.raises(ConfigError, match=r"the import of .*reward\.py:score hangs: it had not ended after 4 s") as caught:
-        check_reward(config)
+        check_reward(config, Rows(1))
     assert 'reward.py", line 2 in <module>' in str(caught.value)
 
 
 def test_kwargs_may_not_hide_what_podium_gives(tmp_path):
     config = reward_config(tmp_path, "def score(**kwargs): return 1", kwargs={"ground_truth": "x"})
     with pytest.raises(ConfigError, match=r"reward\.kwargs: ground_truth is given by Podium"):
-        check_reward(config)
+        check_reward(config, Rows(1))
+
+
+TRIED = """
+import time
+def score(data_source, solution_str, ground_truth, extra_info):
+    if solution_str == {bad!r}:
+        {what}
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("bad", "what", "expected"),
+    [
+        ("", "return None", "cannot score an empty response, tried before the start: the reward returned None (NoneType)"),
+        (
+            "",
+            "1 / len(solution_str)",
+            "the reward raised ZeroDivisionError: division by zero on the training row u0 (answer '7')",
+        ),
+        ("7", "return 'no'", "reward.py:score cannot score the ground truth as the response, tried before"),
+        ("7", "time.sleep(60)", "the reward took longer than reward.timeout_s (0.5 s) on the training row u0 (answer '7')"),
+    ],
+)
+def test_a_function_that_fails_on_a_row_is_told_before_anything_starts_by_the_policy(tmp_path, caplog, bad, what, expected):
+    code = TRIED.format(bad=bad, what=what)
+    with pytest.raises(ConfigError) as caught:
+        check_reward(reward_config(tmp_path, code, timeout_s=0.5), Rows(2))
+    text = str(caught.value)
+    assert text.startswith("reward.function: ")
+    assert expected in text
+    assert text.endswith("mend the reward, or set reward.on_failure=drop (leave such rows out) or =value")
+    assert "reward_process.py" not in text
+    if "return" not in what:
+        assert 'reward.py", line 5' in text
+    caplog.clear()
+    check_reward(reward_config(tmp_path, code, timeout_s=0.5, on_failure="value"), Rows(2))
+    assert expected in caplog.text
+    assert "(reward.on_failure=value)" in caplog.text
+
+
+def test_the_trial_before_the_start_is_repeated_as_a_score_would_be(tmp_path):
+    code = """
+        import pathlib
+        def score(data_source, solution_str, ground_truth, extra_info, *, folder):
+            calls = pathlib.Path(folder, "calls")
+            calls.write_text(calls.read_text() + "x" if calls.exists() else "x")
+            return 1 / (len(calls.read_text()) - 1)
+        """
+    check_reward(reward_config(tmp_path, code, kwargs={"folder": str(tmp_path)}, max_retries=1), Rows(1))
+    assert (tmp_path / "calls").read_text() == "xxx"  # failed, again, and the empty response
 
 
 # -- failures -----------------------------------------------------------------------------------------------------------
@@ -273,6 +324,10 @@ def score(data_source, solution_str, ground_truth, extra_info):
 """
 
 
+LINES = {name: ODD[: ODD.index(f'case "{name}"')].count("\n") + 1 for name in ("sleep", "busy", "spawn")}
+"""The line of the file on which each of these hangs."""
+
+
 def test_a_row_that_raises_returns_nonsense_or_dies_leaves_the_others_alone(tmp_path):
     responses = ["7", "raise", "nan", "7", "exit", "die", "8", "crash", "7"]
     found = outcomes(reward_config(tmp_path, ODD), responses)
@@ -290,7 +345,7 @@ def test_a_row_that_raises_returns_nonsense_or_dies_leaves_the_others_alone(tmp_
 
 
 @pytest.mark.parametrize("stuck", ["sleep", "busy", "spawn"])
-def test_a_response_that_takes_too_long_is_ended_and_says_where_it_was(tmp_path, stuck):
+def test_a_response_that_takes_too_long_is_ended_and_says_where_it_was(tmp_path, caplog, stuck):
     """Field report I2: verl #5839, #6673; miles #3221. Four samples, one hangs; so does one in a C loop."""
     task, config = Rows(4), reward_config(tmp_path, ODD, timeout_s=1.0)
     with Scorer(task, config) as scorer:
@@ -300,8 +355,11 @@ def test_a_response_that_takes_too_long_is_ended_and_says_where_it_was(tmp_path,
         assert time.monotonic() - started_s < 5
         assert [outcome.value for outcome in found if isinstance(outcome, Score)] == [1.0, 0.0, 1.0]
         assert isinstance(found[1], Failed)
-        assert found[1].reason == "timeout: took longer than reward.timeout_s (1 s)"
-        assert "in score" in found[1].traceback  # the line that it was at
+        assert found[1].reason == "took longer than reward.timeout_s (1 s)"
+        lines = found[1].traceback.splitlines()
+        assert lines[0] == "it was at (innermost call first):"
+        assert f'reward.py", line {LINES[stuck]} in score' in lines[-1]
+        assert f"row 1 timed out after 1 s at reward.py:{LINES[stuck]} in score" in caplog.text
         wait_until_gone(list(before - set(scorer.pids)))
         assert len(scorer.pids) == 2
         assert scorer.outcomes(task.train, ["7"] * 4) == [Score(1.0)] * 4  # replaced, and as good as before
@@ -370,11 +428,49 @@ def test_raise_is_the_default_and_names_row_uid_response_reason_and_traceback(tm
         rewards(reward_config(tmp_path, FAILS), ["1", "fail", "0", "1"])
     text = str(caught.value)
     assert text.startswith(
-        "1 of 4 responses could not be scored; the reward raised ValueError: signal only works in main thread on row 1 "
+        "a response of 4 could not be scored; the reward raised ValueError: signal only works in main thread on row 1 "
         "(uid u1, response 'fail', answer '7')\n"
     )
     assert 'reward.py", line 4, in score' in text
     assert "reward.on_failure=drop" in text
+
+
+def test_raise_stops_at_the_first_failure_without_waiting_for_the_rest(tmp_path):
+    """50 rows that hang for 30 s each on two processes were 12 minutes of silence."""
+    task, config = Rows(50), reward_config(tmp_path, ODD, timeout_s=1.0)
+    with Scorer(task, config) as scorer:
+        scorer(task.train[:2], ["7", "7"])  # the processes have started
+        started_s = time.monotonic()
+        with pytest.raises(
+            RewardError, match=r"a response of 50 could not be scored; the reward took longer than reward"
+        ) as caught:
+            scorer(task.train, ["sleep"] * 50)
+        assert time.monotonic() - started_s < 4
+        assert "Fatal Python error" not in str(caught.value)
+        assert "Extension modules" not in str(caught.value)
+        assert scorer(task.train[:3], ["7", "8", "7"]).values == [1.0, 0.0, 1.0]  # it can be used again
+
+
+def test_what_is_still_being_scored_when_another_row_failed_is_not_waited_for(tmp_path):
+    task, started_s = Rows(3), time.monotonic()
+    with Scorer(task, reward_config(tmp_path, ODD)) as scorer:
+        pids = scorer.pids
+        with pytest.raises(RewardError, match=r"raised KeyError: 'gone' on row 1"):
+            scorer(task.train, ["sleep", "raise", "7"])
+        assert len(scorer.pids) == 1  # the other was at the row that sleeps
+    assert time.monotonic() - started_s < 25  # and not reward.timeout_s, 30 s
+    wait_until_gone(pids)
+
+
+def test_timeouts_are_told_as_they_happen_the_first_few_by_name(tmp_path, caplog):
+    task, config = Rows(6), reward_config(tmp_path, ODD, timeout_s=0.5, num_workers=5, on_failure="drop")
+    with Scorer(task, config) as scorer:
+        scorer(task.train, ["7"] * 6)
+        assert scorer(task.train, ["sleep"] * 5 + ["7"]).is_scored == [False] * 5 + [True]
+    told = [record.getMessage() for record in caplog.records if "timed out" in record.getMessage()]
+    assert [text.startswith("row ") for text in told] == [True, True, True, False]
+    assert all(text.endswith(f" timed out after 0.5 s at reward.py:{LINES['sleep']} in score") for text in told[:3])
+    assert told[3] == "2 more timed out after 0.5 s"
 
 
 def test_drop_leaves_the_row_without_a_value(tmp_path, caplog):
@@ -441,7 +537,7 @@ def test_a_row_that_fails_every_time_fails_by_the_policy_and_says_how_often_it_w
     task = Flaky(2)
     with pytest.raises(
         RewardError,
-        match=r"1 of 2 responses could not be scored in 3 tries each; the reward raised ConnectionError: try again on row 1",
+        match=r"a response of 2 could not be scored in 3 tries; the reward raised ConnectionError: try again on row 1",
     ):
         Scorer(task, RewardConfig(max_retries=2))(task.train, ["0", "5"])
 
@@ -466,7 +562,7 @@ def test_a_response_that_took_its_process_down_is_tried_again_in_another(tmp_pat
     assert found.metrics.to_floats() == {"reward/failed": 0.0, "reward/retries": 1.0}
 
 
-@pytest.mark.parametrize("policy", ["raise", "drop", "value"])
+@pytest.mark.parametrize("policy", ["drop", "value"])
 def test_a_batch_in_which_every_row_fails_stops_the_run_whatever_the_policy(tmp_path, policy):
     """Field report I1: 100 % identical failures never become plain zeros."""
     with pytest.raises(RewardError, match="all 4 responses could not be scored; the reward raised ValueError: signal only"):
@@ -614,7 +710,7 @@ def test_a_process_that_does_not_read_is_ended_when_the_time_is_over(tmp_path):
         found = scorer.outcomes(task.train, ["7", "7"])
         assert time.monotonic() - started_s < 8
         assert isinstance(found[0], Failed)
-        assert found[0].reason == "timeout: its process did not take it within reward.timeout_s (1 s)"
+        assert found[0].reason == "the reward process did not take its response within reward.timeout_s (1 s)"
         assert found[1] == Score(1.0)
 
 

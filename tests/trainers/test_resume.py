@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from podium.cli import training
 from podium.config import RunConfig, read_yaml, resolve
@@ -93,6 +94,48 @@ def test_a_change_that_comes_too_late_is_refused(run):
     (run.checkpoints / "step-1").rename(run.checkpoints / "step-7")
     with pytest.raises(ConfigError, match=r"trainer\.total_steps=1, but .* has done 7"):
         RunDirectory.open(run.path)
+
+
+def test_another_setting_of_the_task_is_named(run):
+    """It was blamed on the task's files."""
+    with pytest.raises(ConfigError, match=r"^task\.seed: was 0, is 3: the problems would not be those that .* began with"):
+        training.resume(run.path, ["task.seed=3"], dry_run=True)
+    config = RunDirectory.open(run.path, ["task.seed=3"])[1]
+    before = run.settings.path.read_bytes()
+    with pytest.raises(ConfigError, match=r"^task\.seed: was 0, is 3"):
+        train(config, run)
+    assert run.settings.path.read_bytes() == before
+
+
+def test_a_finished_run_says_so_and_how_to_get_more(run, capsys):
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file() and path.name != ".lock"}
+    training.resume(run.path, [], dry_run=False)
+    assert f"already done (1/1); for more: podium train --resume {run.path} trainer.total_steps=2" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_what_an_interrupted_run_has_kept_is_said(tmp_path, monkeypatch, capsys):
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "run", interrupt)
+    config = small_config(tmp_path, "warmup.steps=300")
+    directory = RunDirectory.create(config)
+
+    def printed() -> str:
+        with pytest.raises(typer.Exit):
+            training.resume(directory.path, [], dry_run=False)
+        return capsys.readouterr().out
+
+    assert "interrupted; nothing was saved yet, the warm-up starts again from 0 (it saves every 200 steps). Go on" in printed()
+    (directory.warmup.checkpoints / "step-200").mkdir(parents=True)
+    assert "interrupted; the warm-up's checkpoint of step 200 is kept. Go on" in printed()
+    directory.warmup.hf.mkdir()
+    (directory.warmup.hf / "config.json").write_text("{}")
+    assert "interrupted; no step of RL was saved yet, the warm-up is kept. Go on" in printed()
+    (directory.checkpoints / "step-0").mkdir(parents=True)
+    monkeypatch.setattr(training, "_is_done", lambda *_: False)
+    assert "interrupted; the checkpoint of step 0 is kept. Go on" in printed()
 
 
 def test_without_the_record_it_is_said_that_edits_cannot_be_told(run, caplog):

@@ -50,8 +50,14 @@ def config_of(tmp_path, data: list, *overrides: str) -> RunConfig:
         (sums(20), ["task.max_prompt_tokens=4"], TaskError, "20 of 20 rows do not fit"),
         (sums(20), ["task.chat_template=always"], ConfigError, "the tokenizer of char_llama has no chat template"),
         (sums(20), ["actor.engine.max_tokens_per_micro_batch=10"], ConfigError, "task.max_prompt_tokens with"),
-        (list(map(verl_row, range(20))), [], TaskError, "row 1: a prompt of messages needs a chat template"),
+        (
+            list(map(verl_row, range(20))),
+            [],
+            TaskError,
+            "20 of 20 rows do not fit, all for one reason: a prompt of messages needs a chat template",
+        ),
         ([*sums(20), {"prompt": "p", "answer": ["a"]}], [], TaskError, "row 21: the ground truth ['a'] is no text or number"),
+        (sums(20), ["reward.function=json.dumps"], ConfigError, "cannot be called with the keyword arguments"),
         (sums(20), ["reward.function=no/such.py:score"], ConfigError, "no such file: no/such.py"),
         (sums(20), ["reward.function=json.dumbs"], ConfigError, "json has no function 'dumbs'; did you mean 'dumps'?"),
     ],
@@ -73,6 +79,17 @@ def test_prompts_are_counted_as_the_policy_sees_them(tmp_path):
     prepare(config_of(tmp_path, sums(9), f"model={folder}", "trainer.prompts_per_step=4", "task.max_prompt_tokens=12"))
     with pytest.raises(TaskError, match=r"the prompt has 12 tokens, task\.max_prompt_tokens is 11"):
         prepare(config_of(tmp_path, sums(9), f"model={folder}", "task.max_prompt_tokens=11"))
+
+
+def test_what_is_remarked_about_the_rows_is_told_once_a_run(tmp_path, caplog):
+    """Not again when it goes on or is scored: two lines above the output of every command."""
+    config = config_of(tmp_path, [*sums(30), *sums(1)])
+    prepare(config)
+    assert caplog.text.count("1 prompts of the train rows occur more than once") == 1
+    caplog.clear()
+    prepare(config, is_new=False)
+    prepare(config, is_trained=False)
+    assert caplog.text == ""
 
 
 # -- a failed reward and the update -------------------------------------------------------------------------------------
@@ -167,7 +184,10 @@ def test_a_run_on_own_rows_with_own_reward_and_dropped_rows(tmp_path, capfd, cap
 
 
 def test_a_run_stops_at_a_reward_that_fails_by_default(tmp_path):
-    config = config_of(tmp_path, sums(30), f"reward.function={reward_file(tmp_path, FLAKY)}", "reward.kwargs.scale=1")
+    odd_answers_are_fine = FLAKY.replace("if len(", "if solution_str != ground_truth and len(")
+    config = config_of(
+        tmp_path, sums(30), f"reward.function={reward_file(tmp_path, odd_answers_are_fine)}", "reward.kwargs.scale=1"
+    )
     with pytest.raises(RewardError, match=r"the reward raised ValueError: odd on row \d+ \(uid mine\.jsonl:\d+, response '"):
         train(config)
 

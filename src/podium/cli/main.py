@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from podium import __version__
 from podium.cli.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 from podium.errors import ConfigError, PodiumError, TaskError
 
@@ -37,13 +38,30 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="Podium: RL post-training of language models, conducted by one program.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
+OPTIONS = frozenset({"--help", "--version", "--dry-run", "--resume", "--recipe", "--json"})
+"""All that begins with dashes; what else does may be meant as a setting (`_refuse_dashes`)."""
+
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, with dotted keys.")]
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"podium {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def podium(
+    is_version_asked: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Podium: RL post-training of language models, conducted by one program."""
 
 
 @app.command()
@@ -149,11 +167,31 @@ def main() -> None:
     """Entry point of `podium`."""
     log_to_stderr()
     try:
+        _refuse_dashes(sys.argv[1:])
         app()
     except (ConfigError, TaskError) as exc:
         _fail(f"error: {exc}", BAD_INPUT)
     except PodiumError as exc:
-        _fail(f"failed: {exc}", FAILED)
+        _fail("\n".join([f"failed: {exc}", *getattr(exc, "__notes__", [])]), FAILED)
+
+
+def _refuse_dashes(arguments: list[str]) -> None:
+    """ConfigError for a setting that is written like an option."""
+    dashed = [text for text in arguments if text.startswith("--") and text.partition("=")[0] not in OPTIONS]
+    if not dashed or arguments[0] not in ("train", "explain"):
+        return
+    from podium.config import settings_called
+
+    for text in dashed:
+        key, equals, value = text.removeprefix("--").partition("=")
+        found = settings_called(key.replace("-", "_").rpartition(".")[2])
+        if key in found:
+            found = [key]
+        if found:
+            after = arguments[arguments.index(text) + 1 :][:1]
+            given = value if equals else "".join(after) or "VALUE"
+            written = " or ".join(f"{path}={given}" for path in found)
+            raise ConfigError(f"{text} is no option; settings are written without dashes: {written}")
 
 
 def _fail(message: str, code: int) -> None:

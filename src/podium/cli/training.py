@@ -12,12 +12,14 @@ from rich.table import Table
 
 from podium.cli.exit_codes import INTERRUPTED
 from podium.config import RunConfig, explain
-from podium.errors import ConfigError
+from podium.errors import ConfigError, TaskError
 from podium.observability import Progress
 from podium.tasks import Task
 from podium.trainers import RunDirectory, Scores, evaluate_model, run
+from podium.trainers.launch import WARMUP_SAVE_FREQ
 from podium.trainers.paths import anchored
 from podium.trainers.preflight import prepare
+from podium.trainers.threads import threads_line
 
 
 def start(config: RunConfig, *, dry_run: bool) -> None:
@@ -33,10 +35,12 @@ def start(config: RunConfig, *, dry_run: bool) -> None:
 def resume(path: Path, overrides: Sequence[str], *, dry_run: bool) -> None:
     """Go on with an existing run, with the settings it has but for the overrides."""
     directory, config = RunDirectory.open(path, overrides)
-    task = prepare(config)
-    directory.check_task(task)
+    task = prepare(config, is_new=False)
+    directory.check_task(task, config)
     if dry_run:
         _explain(config, task)
+    elif not overrides and _is_done(config, directory):
+        _print_done(config, directory)
     else:
         _train(config, directory, task)
 
@@ -62,7 +66,8 @@ def evaluate(path: Path, bare_model_config: RunConfig | None) -> tuple[Scores, R
 def _explain(config: RunConfig, task: Task) -> None:
     console = Console()
     sizes = f"{len(task.train)} training, {len(task.validation)} validation, {len(task.held_out)} held-out problems"
-    for line in (f"{sizes}; no {task.disjoint_by} is in two of them", *explain(config)):
+    lines = [f"{sizes}; no {task.disjoint_by} is in two of them", *explain(config), threads_line(config)]
+    for line in filter(None, lines):
         console.print(line, highlight=False)
     console.print("dry run: everything that can be checked beforehand is in order; nothing was started", highlight=False)
 
@@ -70,17 +75,48 @@ def _explain(config: RunConfig, task: Task) -> None:
 def _train(config: RunConfig, directory: RunDirectory, task: Task) -> None:
     console = Console()
     console.print(f"run directory: {directory.path}", highlight=False, soft_wrap=True)
+    if line := threads_line(config):
+        console.print(line, highlight=False, soft_wrap=True)
     try:
         with Progress(console, title=config.name) as progress:
             run(config, directory, task, progress)
         _print_report(console, config, directory)
     except KeyboardInterrupt:
-        step = directory.saved_step
-        kept = "no step of RL was saved yet" if step is None else f"the checkpoint of step {step} is kept"
-        console.print(
-            f"\ninterrupted; {kept}. Go on with: podium train --resume {directory.path}", highlight=False, soft_wrap=True
-        )
+        console.print(f"\ninterrupted; {_kept(config, directory)}. {_way_on(directory)}", highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
+    except (ConfigError, TaskError):  # of input that `run` refused; nothing was changed
+        raise
+    except Exception as exc:
+        exc.add_note(_way_on(directory))
+        raise
+
+
+def _way_on(directory: RunDirectory) -> str:
+    return f"Go on with: podium train --resume {directory.path}"
+
+
+def _is_done(config: RunConfig, directory: RunDirectory) -> bool:
+    with directory.locked():
+        return directory.is_done(config)
+
+
+def _print_done(config: RunConfig, directory: RunDirectory) -> None:
+    console, steps = Console(), config.trainer.total_steps
+    _print_report(console, config, directory)
+    more = f"podium train --resume {directory.path} trainer.total_steps={2 * steps}"
+    console.print(f"already done ({steps}/{steps}); for more: {more}", highlight=False, soft_wrap=True)
+
+
+def _kept(config: RunConfig, directory: RunDirectory) -> str:
+    """What an interrupted run has saved."""
+    if (step := directory.saved_step) is not None:
+        return f"the checkpoint of step {step} is kept"
+    warmup = directory.warmup
+    if not config.warmup.steps or warmup.has_model:
+        return f"no step of RL was saved yet{', the warm-up is kept' if config.warmup.steps else ''}"
+    if (step := warmup.saved_step) is not None:
+        return f"the warm-up's checkpoint of step {step} is kept"
+    return f"nothing was saved yet, the warm-up starts again from 0 (it saves every {WARMUP_SAVE_FREQ} steps)"
 
 
 def _print_report(console: Console, config: RunConfig, directory: RunDirectory) -> None:

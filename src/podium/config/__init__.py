@@ -1,7 +1,7 @@
 """Every setting of a run: the schema, reading it, and its arithmetic."""
 
 from podium.config.arithmetic import check, explain, optimizer_steps_per_step, rows_per_step, total_optimizer_steps
-from podium.config.load import read_yaml, resolve, to_yaml
+from podium.config.load import read_yaml, resolve, settings_called, to_yaml
 from podium.config.schema import (
     ActorConfig,
     AlgorithmConfig,
@@ -40,6 +40,7 @@ __all__ = [
     "read_yaml",
     "resolve",
     "rows_per_step",
+    "settings_called",
     "to_yaml",
     "total_optimizer_steps",
 ]

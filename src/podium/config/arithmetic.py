@@ -16,7 +16,7 @@ def rows_per_step(config: RunConfig) -> int:
 
 def optimizer_steps_per_step(config: RunConfig) -> int:
     """Optimizer steps in one step of the trainer: mini-batches times epochs."""
-    return config.trainer.prompts_per_step // config.actor.mini_batch_prompts * config.actor.epochs
+    return config.trainer.prompts_per_step // config.mini_batch_prompts * config.actor.epochs
 
 
 def total_optimizer_steps(config: RunConfig) -> int:
@@ -27,15 +27,15 @@ def total_optimizer_steps(config: RunConfig) -> int:
 def explain(config: RunConfig) -> list[str]:
     """The arithmetic, a line each."""
     trainer, actor, sampling = config.trainer, config.actor, config.rollout.sampling
-    mini_rows = actor.mini_batch_prompts * sampling.n
+    mini_rows = config.mini_batch_prompts * sampling.n
     steps_each = optimizer_steps_per_step(config)
     prompts = trainer.total_steps * trainer.prompts_per_step
     lines = [
-        f"{config.num_workers} worker(s) on runtime {config.runtime_name}",
+        f"{config.num_workers} worker(s) on runtime {config.runtime_name}, {_threads(config)}",
         f"{trainer.prompts_per_step} prompts x {sampling.n} samples = {rows_per_step(config)} rows per step",
-        f"{trainer.prompts_per_step} prompts / {actor.mini_batch_prompts} prompts per mini-batch x {actor.epochs} epoch(s) = "
+        f"{trainer.prompts_per_step} prompts / {config.mini_batch_prompts} prompts per mini-batch x {actor.epochs} epoch(s) = "
         f"{steps_each} optimizer steps per step",
-        f"{actor.mini_batch_prompts} prompts x {sampling.n} samples = {mini_rows} rows per optimizer step, "
+        f"{config.mini_batch_prompts} prompts x {sampling.n} samples = {mini_rows} rows per optimizer step, "
         f"{-(-mini_rows // config.num_workers)} per rank",
         f"micro-batches of at most {actor.engine.max_tokens_per_micro_batch} tokens per rank, as many as the rows need",
         f"{trainer.total_steps} steps x {steps_each} = {total_optimizer_steps(config)} optimizer steps in all",
@@ -48,6 +48,13 @@ def explain(config: RunConfig) -> list[str]:
     if config.warmup.steps:
         lines.insert(0, f"warm-up: {config.warmup.steps} optimizer steps x {config.warmup.batch_rows} rows")
     return lines
+
+
+def _threads(config: RunConfig) -> str:
+    """Which threads a rank gets; how large the model is, is not known without reading its config."""
+    if config.threads_per_rank:
+        return f"{config.threads_per_rank} torch thread(s) each"
+    return "torch threads: cores / ranks, or 1 each for a model below 5 M parameters (threads_per_rank=0)"
 
 
 def _epochs(config: RunConfig, prompts: int) -> str:
@@ -131,10 +138,10 @@ def check(config: RunConfig, *, is_trained: bool = True) -> None:
     """
     trainer, actor, sampling = config.trainer, config.actor, config.rollout.sampling
     reasons = []
-    if trainer.prompts_per_step % actor.mini_batch_prompts:
+    if trainer.prompts_per_step % config.mini_batch_prompts:
         reasons.append(
             f"trainer.prompts_per_step must be a multiple of actor.mini_batch_prompts: {trainer.prompts_per_step} / "
-            f"{actor.mini_batch_prompts} leaves {trainer.prompts_per_step % actor.mini_batch_prompts} prompts over"
+            f"{config.mini_batch_prompts} leaves {trainer.prompts_per_step % config.mini_batch_prompts} prompts over"
         )
     if config.task.num_train is not None and trainer.prompts_per_step > config.task.num_train:
         reasons.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +18,15 @@ from podium.errors import ConfigError, nearest
 SHORTHANDS = {"model": "path"}
 """Sections that may be given as one string, and the field that it means; as an override, a string or a mapping, it replaces the
 whole section."""
+EXAMPLES = {
+    "name": "name=my_run",
+    "model.path": "model=char_llama",
+    "task": "task.name=spell_backward, or your own rows: task.train_files=[my.jsonl]",
+    "actor.optim.lr": "actor.optim.lr=4e-4 for char_llama, 1e-6 for a pretrained model",
+    "trainer.total_steps": "trainer.total_steps=100",
+    "trainer.prompts_per_step": "trainer.prompts_per_step=32",
+}
+"""What may stand for a setting that has no default."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -57,7 +66,7 @@ def resolve(base: Mapping[str, Any] | RunConfig, overrides: Sequence[str] = ()) 
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as exc:
-        raise ConfigError("\n".join(_complaint(error) for error in exc.errors())) from None
+        raise ConfigError("\n".join(line for error in exc.errors() for line in _complaints(error))) from None
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -65,15 +74,31 @@ def to_yaml(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
 
 
+def _complaints(error: Any) -> list[str]:
+    """A line, or where a whole section is missing one for each setting in it that has no default."""
+    path = ".".join(str(part) for part in error["loc"])
+    return [_missing(leaf) for leaf in _required_below(path)] if error["type"] == "missing" else [_complaint(error)]
+
+
+def _missing(path: str) -> str:
+    example = EXAMPLES.get(path)
+    return f"{path}: is required and was not given" + (f", for example {example}" if example else "")
+
+
+def _required_below(path: str) -> list[str]:
+    """The settings without a default in the section at `path`; the path itself where that is one, or asks for a choice."""
+    section = _model_at(RunConfig, path.split("."))
+    required = [key for key, field in section.model_fields.items() if field.is_required()] if section else []
+    return [leaf for key in required for leaf in _required_below(f"{path}.{key}")] or [path]
+
+
 def _complaint(error: Any) -> str:
     path = ".".join(str(part) for part in error["loc"])
     match error["type"]:
         case "extra_forbidden":
-            known = _known_keys(RunConfig, error["loc"][:-1])
-            hint = nearest(str(error["loc"][-1]), known)
+            key, known = str(error["loc"][-1]), _known_keys(RunConfig, error["loc"][:-1])
+            hint = _elsewhere(key) or nearest(key, known)
             return f"unknown key {path!r}{hint or '; there are: ' + ', '.join(sorted(known))}"
-        case "missing":
-            return f"{path}: is required and was not given"
         case "value_error":
             return f"{path}: {error['ctx']['error']}" if path else str(error["ctx"]["error"])
         case "literal_error":
@@ -83,9 +108,35 @@ def _complaint(error: Any) -> str:
             return f"{path}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
 
 
+def settings_called(key: str) -> list[str]:
+    """The dotted paths of all settings whose last part is `key`.
+
+    >>> settings_called("lr")
+    ['warmup.optim.lr', 'actor.optim.lr']
+    """
+    return [path for path in _leaf_paths(RunConfig) if path.rpartition(".")[2] == key]
+
+
+def _elsewhere(key: str) -> str:
+    found = settings_called(key)
+    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def _leaf_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name in model.model_fields:
+        section = _model_at(model, [name])
+        yield from [f"{prefix}{name}"] if section is None else _leaf_paths(section, f"{prefix}{name}.")
+
+
 def _known_keys(model: type[BaseModel], path: Sequence[str | int]) -> set[str]:
     """The keys of the section at `path`."""
+    return set((_model_at(model, path) or model).model_fields)
+
+
+def _model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel] | None:
+    """The section at `path`; None where that is a single setting."""
+    found: type[BaseModel] | None = model
     for part in path:
-        field = model.model_fields[str(part)].annotation
-        model = next((arg for arg in (field, *get_args(field)) if isinstance(arg, type) and issubclass(arg, BaseModel)), model)
-    return set(model.model_fields)
+        field = found.model_fields[str(part)].annotation if found else None
+        found = next((arg for arg in (field, *get_args(field)) if isinstance(arg, type) and issubclass(arg, BaseModel)), None)
+    return found

@@ -207,7 +207,7 @@ class EngineConfig(Settings):
 class SamplingConfig(Settings):
     """How tokens are drawn."""
 
-    max_new_tokens: Positive = 256
+    max_new_tokens: Positive = 128
     """Most tokens of a response, the end-of-sequence token included."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """Logits are divided by it; 0 is greedy."""
@@ -217,8 +217,8 @@ class SamplingConfig(Settings):
     """Keep the k likeliest tokens; 0 is off."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_tuple)] = ()
     """A response ends once its text contains one of these strings (the text stays in the response)."""
-    n: Positive = 1
-    """Samples per prompt."""
+    n: Positive = 8
+    """Samples per prompt, which GRPO compares."""
 
 
 class RolloutConfig(Settings):
@@ -239,8 +239,8 @@ class ActorConfig(Settings):
     """The policy's optimizer."""
     engine: EngineConfig = EngineConfig()
     """The policy's engine."""
-    mini_batch_prompts: Positive
-    """Prompts, with all their samples, per optimizer step."""
+    mini_batch_prompts: Positive | None = None
+    """Prompts, with all their samples, per optimizer step; null: all of `trainer.prompts_per_step`."""
     epochs: Positive = 1
     """Passes over each step's rollouts."""
     clip_ratio_low: Annotated[float, Field(ge=0)] = 0.2
@@ -341,7 +341,8 @@ class RunConfig(Settings):
     num_workers: Positive = 1
     """Ranks."""
     threads_per_rank: Annotated[int, Field(ge=0, le=1024)] = 0
-    """torch threads of each rank; 0 is the machine's cores divided by the ranks on it."""
+    """torch threads of each rank; 0 is 1 for a model below 5 M parameters, whose threads would mostly wait for each other where
+    other programs use the cores too, and else the machine's cores divided by the ranks on it."""
     call_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600.0
     """Most seconds of any single call of the workers (a step's rollout, its updates, a checkpoint, an evaluation), and of
     building them; a call that takes longer ends the run. On ray; inline knows no limit."""
@@ -370,6 +371,11 @@ class RunConfig(Settings):
     def runtime_name(self) -> str:
         """`runtime` with `auto` resolved."""
         return self.runtime if self.runtime != "auto" else ("inline" if self.num_workers == 1 else "ray")
+
+    @property
+    def mini_batch_prompts(self) -> int:
+        """`actor.mini_batch_prompts` with null resolved."""
+        return self.actor.mini_batch_prompts or self.trainer.prompts_per_step
 
     @property
     def needs_reference(self) -> bool:

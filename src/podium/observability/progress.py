@@ -66,11 +66,16 @@ class View:
 
 
 class Display(Protocol):
-    """Draws views. `is_milestone`: worth drawing now, whenever the last drawing was."""
+    """Draws views: when a step ends (`is_milestone`: worth drawing now, whenever the last drawing was), when another part of a
+    step begins (`busy`), and when something else does (`announce`)."""
 
     def start(self, current: Callable[[], View]) -> None: ...
 
     def changed(self, view: View, *, is_milestone: bool) -> None: ...
+
+    def busy(self, view: View) -> None: ...
+
+    def announce(self, view: View, text: str) -> None: ...
 
     def stop(self, view: View) -> None: ...
 
@@ -97,10 +102,15 @@ class Progress:
         self._view = replace(self._view, step=step, metrics={**self._view.metrics, **metrics}, latest=metrics)
         self._display.changed(self._view, is_milestone=step == self._view.total_steps)
 
+    def announce(self, text: str) -> None:
+        """Something that may take long begins; said at once."""
+        self._view = replace(self._view, activity=text)
+        self._display.announce(self._view, text)
+
     def activity(self, name: str | None) -> None:
         """What runs now; a listener for `Spans`."""
         self._view = replace(self._view, activity=name)
-        self._display.changed(self._view, is_milestone=False)
+        self._display.busy(self._view)
 
     def __enter__(self) -> Self:
         now = self._clock()
@@ -127,6 +137,12 @@ class LiveDisplay:
     def changed(self, view: View, *, is_milestone: bool) -> None:
         """Nothing to do: the panel draws the current view by itself."""
 
+    def busy(self, view: View) -> None:
+        """Nothing to do either."""
+
+    def announce(self, view: View, text: str) -> None:
+        """Nothing to do either."""
+
     def stop(self, view: View) -> None:
         if self._live is not None:
             self._live.stop()
@@ -142,34 +158,49 @@ class LiveDisplay:
 
 
 class LineDisplay:
-    """A line at each phase's start and end, and between them one every few seconds, so that a log stays readable."""
+    """A line at each phase's start and end, and between them one every few seconds, so that a log stays readable.
+
+    A step's numbers are written when it ends. A step that takes longer says in between what it is at, without numbers: those
+    would be the last step's.
+    """
 
     def __init__(self, console: Console, clock: Callable[[], float], *, interval_s: float = LINE_INTERVAL_S) -> None:
         self._console, self._clock, self._interval_s = console, clock, interval_s
-        self._last_s = float("-inf")
+        self._last_s = self._last_step_s = float("-inf")
         self._last_line = ""
 
     def start(self, current: Callable[[], View]) -> None:
         """Nothing to say yet: the first phase's start is the first line."""
-        self._last_s = self._clock()
+        self._last_s = self._last_step_s = self._clock()
 
     def changed(self, view: View, *, is_milestone: bool) -> None:
-        if is_milestone or self._clock() - self._last_s >= self._interval_s:
+        if is_milestone or self._clock() - self._last_step_s >= self._interval_s:
             self._write(view)
+
+    def busy(self, view: View) -> None:
+        if view.activity and self._clock() - self._last_s >= self._interval_s:
+            self._print(view, f"{view.phase} {view.step}/{view.total_steps} | now {view.activity}")
+
+    def announce(self, view: View, text: str) -> None:
+        self._print(view, text)
 
     def stop(self, view: View) -> None:
         self._write(view)
 
     def _write(self, view: View) -> None:
-        self._last_s = self._clock()
+        self._last_step_s = self._clock()
         parts = [f"{view.phase} {view.step}/{view.total_steps}"]
         parts += [f"{label} {value}" for label, value in view.figures().items()]
-        parts += [part for part in (view.timings(), f"now {view.activity}" if view.activity else "") if part]
+        parts += [timings] if (timings := view.timings()) else []
         line = " | ".join(parts)
         if line != self._last_line:
             self._last_line = line
-            stamp = _duration(self._last_s - view.run_started_s)
-            self._console.print(f"[{stamp}] {line}", markup=False, highlight=False, soft_wrap=True)
+            self._print(view, line)
+
+    def _print(self, view: View, text: str) -> None:
+        self._last_s = self._clock()
+        stamp = _duration(self._last_s - view.run_started_s)
+        self._console.print(f"[{stamp}] {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _bar(view: View) -> RenderableType:

@@ -106,7 +106,7 @@ def _build(init: Init[Any], colleagues: dict[str, Any]) -> Any:
     if not issubclass(init.cls, Worker) or issubclass(init.cls, ColocatedWorker):
         return init()
     worker = init.cls.__new__(init.cls, *init.args, **init.kwargs)
-    worker.fused_worker_dict = colleagues
+    object.__setattr__(worker, "fused_worker_dict", colleagues)  # also where the class is frozen
     worker.__init__(*init.args, **init.kwargs)  # type: ignore[misc]  # the second half of calling the class
     return worker
 

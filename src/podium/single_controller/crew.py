@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import threading
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
@@ -12,9 +13,9 @@ from podium.single_controller.life import Life, State
 from podium.single_controller.mesh import Mesh
 from podium.single_controller.open_calls import OpenCalls, Unread
 from podium.single_controller.outbox import Deferred, Outbox
-from podium.single_controller.pending_call import PendingCall, log
+from podium.single_controller.pending_call import PendingCall
 from podium.single_controller.runtime.base import CONSTRUCTOR, GroupSpec, RankCall, Reply, Runtime, build_runtime
-from podium.single_controller.runtime.capabilities import require
+from podium.single_controller.runtime.capabilities import CAPABILITIES, require
 from podium.single_controller.status import CallStatus, GroupStatus
 from podium.single_controller.supervision import SLOW_AFTER_S
 
@@ -44,7 +45,6 @@ class Crew:
             raise ConfigError(f"slow_after_s is more than 0 seconds, got {slow_after_s:g}")
         self._slow_after_s = slow_after_s
         self._is_owner = True
-        _keep_log_level()
         self._begin()
 
     @classmethod
@@ -186,6 +186,10 @@ class Crew:
         self.runtime: Runtime = build_runtime(self.runtime_name)
         self._open_calls = OpenCalls()
         self._outbox = Outbox()
+        self._when_dropped: weakref.finalize[..., Any] | None = None
+        if CAPABILITIES[self.runtime_name].own_processes and not self.spec.detached:
+            self._when_dropped = weakref.finalize(self, _close_behind, self.runtime)
+            self._when_dropped.atexit = False  # with its driver a runtime ends by itself
 
     def _build(self) -> None:
         try:
@@ -198,6 +202,8 @@ class Crew:
         self.life.close(reason)
         self._outbox.drop_all(self.life.reason)
         self._open_calls.clear()
+        if self._when_dropped is not None:
+            self._when_dropped.detach()
         if self._is_owner:
             self.runtime.close()
 
@@ -212,7 +218,7 @@ class Crew:
         return timeout_s
 
 
-def _keep_log_level() -> None:
-    """What is logged of a group is decided when it is made: libraries that are loaded later change the root logger's level."""
-    if log.level == logging.NOTSET:
-        log.setLevel(log.getEffectiveLevel())
+def _close_behind(runtime: Runtime) -> None:
+    """End the ranks of a crew that nobody has any more and nobody closed."""
+    # The garbage collector may run anywhere, also where somebody holds a lock that closing needs.
+    threading.Thread(target=runtime.close, name="podium-close", daemon=True).start()

@@ -30,6 +30,7 @@ from podium.single_controller.modes import (
     MeshMode,
     UserMode,
     add_mode,
+    check_functions,
 )
 
 # -- what is sent --------------------------------------------------------------------------------------------------------
@@ -65,17 +66,21 @@ class Shards(PerRank):
         """The result without what came of padding: the rows that are marked as such, or else, of k x n rows for n sent, the
         last k x padding.
         """
-        if not self.padding[rank] or not is_rows(result):
+        padding = self.padding[rank]
+        if not padding or not is_rows(result):
             return result
-        if isinstance(result, DataProto) and result.padding_mask.any():  # it came of the shard itself, which knows its padding
-            return drop_last(result.select_idxs(~result.padding_mask), 0)
         sent, returned = num_rows(self.values[rank]), num_rows(result)
-        if returned % sent:
+        copies, rest = divmod(returned, sent)
+        if isinstance(result, DataProto) and (marked := result.padding_mask).any():
+            # Marks that are too few came with the shard's meta and tell of its rows; any others tell of the result's.
+            if rest or copies <= 1 or int(marked.sum()) == copies * padding:
+                return drop_last(result.select_idxs(~marked), 0)
+        elif rest:
             raise DispatchError(
-                f"rank {rank} was sent {sent} rows, {self.padding[rank]} of them padding, and returned {returned}: which of them "
-                "are padding cannot be told. Return a multiple of the rows that came, or call without auto padding"
+                f"rank {rank} was sent {sent} rows, {padding} of them padding, and returned {returned}: which of them are "
+                "padding cannot be told. Return a multiple of the rows that came, or call without auto padding"
             )
-        return drop_last(result, self.padding[rank] * (returned // sent))
+        return drop_last(result, copies * padding)
 
 
 Sent: TypeAlias = Copy | PerRank
@@ -175,12 +180,11 @@ def dispatch_nd_compute_dataproto(mesh_name: str | None, group: Ranks, /, *args:
     the last one. DispatchError when there are no rows to cut, or two batches disagree on their number.
     """
     mesh = group.mesh(mesh_name)
-    _check_row_counts(args, kwargs)
-    batches = [value for value in (*args, *kwargs.values()) if is_rows(value)]
-    padded = group.auto_padding or any(map(is_padding_enabled, batches))
+    batches = _batches_of_equal_length(args, kwargs)
+    padded = group.auto_padding or any(map(is_padding_enabled, batches.values()))
 
-    def send(value: Any) -> Sent:
-        if not is_rows(value):
+    def send(name: str, value: Any) -> Sent:
+        if name not in batches:
             return as_copy(value)
         if not padded:
             shards = partition_rows(value, mesh.dp_size)
@@ -188,7 +192,7 @@ def dispatch_nd_compute_dataproto(mesh_name: str | None, group: Ranks, /, *args:
         shards, padding = partition_padded(value, mesh.dp_size)
         return Shards([shards[dp_rank] for dp_rank in mesh.dp_ranks], tuple(padding[dp_rank] for dp_rank in mesh.dp_ranks))
 
-    return _map_arguments(send, args, kwargs)
+    return _map_named(send, args, kwargs)
 
 
 def collect_nd_compute_dataproto(mesh_name: str | None, group: Ranks, outputs: Sequence[Any]) -> Any:
@@ -246,6 +250,7 @@ def register_dispatch_mode(name: str, dispatch_fn: Callable[..., Any], collect_f
 
     A process that only runs workers need not know the mode. RegistrationError when the name is taken.
     """
+    check_functions(dispatch_fn, collect_fn)
     mode = add_mode(name)
     ROUTES[mode] = Route(dispatch_fn, collect_fn)
     return mode
@@ -253,6 +258,9 @@ def register_dispatch_mode(name: str, dispatch_fn: Callable[..., Any], collect_f
 
 def update_dispatch_mode(mode: DispatchMode, dispatch_fn: Callable[..., Any], collect_fn: Callable[[Any, Any], Any]) -> None:
     """Change what a mode does, from the next call on and for groups that exist already."""
+    check_functions(dispatch_fn, collect_fn)
+    if not isinstance(mode, DispatchMode):
+        raise RegistrationError(f"the mode to update is a member of Dispatch, got {mode!r}")
     route_of(mode)
     ROUTES[mode] = Route(dispatch_fn, collect_fn)
 
@@ -309,18 +317,29 @@ def _map_arguments(send: Callable[[Any], Sent], args: Iterable[Any], kwargs: Map
 
 
 def _map_named(send: Callable[[str, Any], Sent], args: Iterable[Any], kwargs: Mapping[str, Any]) -> SentArguments:
-    positional = tuple(send(f"argument {position}", value) for position, value in enumerate(args))
-    return positional, {name: send(f"argument {name!r}", value) for name, value in kwargs.items()}
+    positional = tuple(send(_position(number), value) for number, value in enumerate(args))
+    return positional, {name: send(_keyword(name), value) for name, value in kwargs.items()}
 
 
-def _check_row_counts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    named = {f"argument {position}": value for position, value in enumerate(args)}
-    named |= {f"argument {name!r}": value for name, value in kwargs.items()}
-    rows = {name: num_rows(value) for name, value in named.items() if is_rows(value)}
-    if not rows:
+def _batches_of_equal_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that are rows, by the name that messages give them; DispatchError where they differ in length."""
+    named = {_position(number): value for number, value in enumerate(args)}
+    named |= {_keyword(name): value for name, value in kwargs.items()}
+    batches = {name: value for name, value in named.items() if is_rows(value)}
+    if not batches:
         got = ", ".join(type(value).__name__ for value in named.values()) or "no arguments"
         raise DispatchError(f"needs a DataProto or TensorDict whose rows can be split over the ranks, got {got}")
+    rows = {name: num_rows(value) for name, value in batches.items()}
     first, count = next(iter(rows.items()))
     for name, other in rows.items():
         if other != count:
             raise DispatchError(f"batches of one call need equal row counts: {first} has {count} rows, {name} has {other}")
+    return batches
+
+
+def _position(number: int) -> str:
+    return f"argument {number}"
+
+
+def _keyword(name: str) -> str:
+    return f"argument {name!r}"

@@ -41,6 +41,10 @@ class Pending(Protocol):
         """Every rank's answer; raises what the call failed of."""
         ...
 
+    def let_go(self) -> None:
+        """Its answers are read without us: nobody but the future's owner keeps it."""
+        ...
+
 
 class Settling(Generic[R]):
     """What both kinds of future have: one result or error, found once, whoever asks and from whichever thread.
@@ -81,9 +85,12 @@ class Settling(Generic[R]):
         return cast(R, self._value)
 
     def hand_over(self) -> None:
-        """Somebody reads the result without us."""
+        """Somebody reads the result without us: from here on the call lives as long as the future, or until it is asked."""
         self._is_handed_over = True
         self.when_read()
+        unsettled = self._unsettled
+        if unsettled is not None:
+            unsettled[0].let_go()
 
     def _settle(self) -> None:
         with self._lock:
@@ -126,10 +133,7 @@ class GroupFuture(Generic[R]):
         return _awaitable(self.get).__await__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise DataError(
-            "a future stays in the driver: it is replaced by its value where it is an argument itself, not inside a list or "
-            "dict, and where the method was registered with materialize_futures=True; call .get() on it"
-        )
+        raise _stays_in_the_driver()
 
 
 class DataProtoFuture(GroupFuture[Any]):
@@ -159,6 +163,9 @@ class FutureList(list[Any], Generic[R]):
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__ = object.__eq__
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise _stays_in_the_driver()
+
     def done(self) -> bool:
         """Whether `get` would return, or raise, without waiting for a rank's work."""
         return self._settling.done()
@@ -169,6 +176,13 @@ class FutureList(list[Any], Generic[R]):
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         return _awaitable(self.get).__await__()
+
+
+def _stays_in_the_driver() -> DataError:
+    return DataError(
+        "a future stays in the driver: it is replaced by its value where it is an argument itself, not inside a list or dict, "
+        "and where the method was registered with materialize_futures=True; call .get() on it"
+    )
 
 
 def _awaitable(get: Callable[[], R]) -> asyncio.Future[R]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from podium.single_controller.crew import Crew
 from podium.single_controller.dispatch import Copy, Ranks, SentArguments, collect, dispatch, route_of
 from podium.single_controller.futures import DataProtoFuture, FutureList, GroupFuture, Settling, is_future
 from podium.single_controller.modes import BatchMode, Execute, ListMode
+from podium.single_controller.outbox import Deferred
 from podium.single_controller.pending_call import PendingCall
 from podium.single_controller.registration import Registration
 from podium.single_controller.runtime.base import RankCall, Reply
@@ -42,11 +44,11 @@ class Method:
     doc: str | None
 
     @classmethod
-    def of(cls, function: Callable[..., Any], registration: Registration, role: str | None) -> Method:
-        """`signature` is the function's without self."""
+    def of(cls, name: str, function: Callable[..., Any], registration: Registration, role: str | None) -> Method:
+        """The function as the worker has it, under that name; `signature` is the function's without self."""
         signature = inspect.signature(function)
         without_self = signature.replace(parameters=list(signature.parameters.values())[1:])
-        return cls(function.__name__, role, registration, without_self, function.__doc__)
+        return cls(name, role, registration, without_self, function.__doc__)
 
     @property
     def full_name(self) -> str:
@@ -91,7 +93,7 @@ class Invocation:
             references = [crew.runtime.reference(ticket) for ticket in pending.tickets.values()]
             return FutureList(references, self._watched(Settling(pending, self._collect)))
         must_wait = crew.has_deferred or self._has_running_arguments()
-        sent = crew.later(self._method.full_name, self._resolve, self._send) if must_wait else self._send_now()
+        sent = self._send_later() if must_wait else self._send_now()
         kind = DataProtoFuture if isinstance(self._method.registration.dispatch_mode, BatchMode) else GroupFuture
         return kind(self._watched(Settling(sent, self._collect)))
 
@@ -102,6 +104,21 @@ class Invocation:
     def _has_running_arguments(self) -> bool:
         values = (*self._args, *self._kwargs.values()) if self._method.registration.materialize_futures else ()
         return any(is_future(value) and not value.done() for value in values)
+
+    def _send_later(self) -> Deferred:
+        self._copy_arguments()
+        return self._group.crew.later(self._method.full_name, self._resolve, self._send)
+
+    def _copy_arguments(self) -> None:
+        """What the ranks get is what was passed, whatever the caller writes into it from here on."""
+        futures = {id(value): value for value in (*self._args, *self._kwargs.values()) if is_future(value)}
+        try:
+            self._args, self._kwargs = copy.deepcopy((self._args, self._kwargs), futures)
+        except DataError as error:  # a future that is not an argument itself
+            raise self._named(error) from error
+        except (TypeError, RuntimeError) as error:
+            reason = f"an argument cannot be copied, and the call waits for others before it: {error}"
+            raise self._named(DispatchError(f"{reason}. Call .get() on their futures first")) from error
 
     def _resolve(self) -> None:
         """Put the values of futures in their place."""
@@ -124,7 +141,10 @@ class Invocation:
         ranks = range(self._group.world_size) if registration.execute_mode is Execute.ALL else range(1)
         reply = Reply.PLAIN if self._method.returns_list and not registration.blocking else Reply.VALUE
         quiet = () if all(collects) else [rank for rank in ranks if not collects[rank]]
-        return self._group.crew.submit(self._method.full_name, self._rank_calls(ranks), reply, quiet, self._timeout_s)
+        calls = self._rank_calls(ranks)
+        if not isinstance(registration.dispatch_mode, BatchMode):
+            self._sent = ((), {})  # what was sent is asked for padding, when rows are collected: nothing else keeps it alive
+        return self._group.crew.submit(self._method.full_name, calls, reply, quiet, self._timeout_s)
 
     def _rank_calls(self, ranks: range) -> dict[int, RankCall]:
         """Each rank's call; ranks whose arguments are the same objects share one."""

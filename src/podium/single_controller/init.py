@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
+from podium.errors import RegistrationError
+
 P = ParamSpec("P")
 W = TypeVar("W")
 
@@ -14,16 +16,17 @@ W = TypeVar("W")
 class Init(Generic[W]):
     """A worker class with its constructor's arguments. TypeError at once when they do not fit.
 
-    The class is a subclass of `Worker`, or any class whose methods are decorated with `@register`; one that `ray.remote`
-    has wrapped is unwrapped.
+    RegistrationError, which is one too, for what is no class, and for an abstract one. The class is a subclass of `Worker`, or
+    any class whose methods are decorated with `@register`; one that `ray.remote` has wrapped is unwrapped.
     """
 
     def __init__(self, cls: Callable[P, W], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if isinstance(cls, Init):
+            name = cls.cls.__name__
+            raise RegistrationError(f"Init takes a class, got an Init of {name}, whose arguments would be lost: use it as it is")
         self.cls: type[Any] = class_of(cls)
-        try:
-            inspect.signature(self.cls.__init__).bind(None, *args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self.cls.__name__}(): {error}") from None
+        _check_abstract(self.cls)
+        _check_arguments(self.cls, args, kwargs)
         self.args: tuple[Any, ...] = args
         self.kwargs: dict[str, Any] = kwargs
         self.options: dict[str, Any] = {}
@@ -41,11 +44,28 @@ class Init(Generic[W]):
 
 
 def class_of(cls: object) -> type[Any]:
-    """The class itself, of an `Init` or of what `ray.remote` has made of it. TypeError for anything else."""
+    """The class itself, of an `Init` or of what `ray.remote` has made of it. RegistrationError for anything else."""
     if isinstance(cls, Init):
         return cls.cls
     modified = getattr(getattr(cls, "__ray_metadata__", None), "modified_class", None)  # what ray.remote made of a class
     original = getattr(modified, "__ray_actor_class__", cls)
     if not isinstance(original, type):
-        raise TypeError(f"a group is made of a class, got {cls!r}")
+        raise RegistrationError(f"a group is made of a class, got {cls!r}: give the class itself, and its arguments with Init")
     return original
+
+
+def _check_abstract(cls: type[Any]) -> None:
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        raise RegistrationError(f"{cls.__name__} is abstract, no rank can construct it: give a subclass that has {missing}")
+
+
+def _check_arguments(cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(cls.__init__)
+    except (TypeError, ValueError):
+        return  # written in C, or with a signature that is none: what does not fit is told by the ranks
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{cls.__name__}(): {error}") from None

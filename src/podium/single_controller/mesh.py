@@ -31,13 +31,20 @@ class Mesh:
 
     @classmethod
     def from_rows(cls, name: str, rows: Sequence[tuple[int, bool]]) -> Self:
-        """The table from each rank's (dp_rank, collects)."""
+        """The table from each rank's (dp_rank, collects). DispatchError for a rank that says something else."""
+        for rank, row in enumerate(rows):
+            if not _is_row(row):
+                raise DispatchError(
+                    f"rank {rank} says {row!r} of its place in mesh {name!r}, where (dp_rank, collects) belongs: the number of "
+                    "its shard, and True or False"
+                )
         return cls(name, tuple(dp_rank for dp_rank, _ in rows), tuple(collects for _, collects in rows))
 
     def __post_init__(self) -> None:
         collectors = Counter(dp_rank for dp_rank, collects in zip(self.dp_ranks, self.collects, strict=True) if collects)
-        expected = range(max(self.dp_ranks) + 1)
-        faults = [f"dp_rank {dp_rank} is missing" for dp_rank in expected if dp_rank not in self.dp_ranks]
+        expected = range(min(max(self.dp_ranks, default=0) + 1, len(self.dp_ranks)))  # more shards than ranks are never looked at
+        faults = [] if self.dp_ranks else ["it has no ranks"]
+        faults += [f"dp_rank {dp_rank} is missing" for dp_rank in expected if dp_rank not in self.dp_ranks]
         faults += [f"dp_rank {dp_rank} is negative" for dp_rank in sorted(set(self.dp_ranks)) if dp_rank < 0]
         faults += [f"no rank collects dp_rank {dp_rank}" for dp_rank in sorted(set(self.dp_ranks)) if not collectors[dp_rank]]
         faults += [f"{count} ranks collect dp_rank {dp_rank}" for dp_rank, count in sorted(collectors.items()) if count > 1]
@@ -61,3 +68,13 @@ class Mesh:
         rows = zip(self.dp_ranks, self.collects, strict=True)
         lines = [f"{rank:>4}  {dp_rank:>7}  {'yes' if collects else 'no'}" for rank, (dp_rank, collects) in enumerate(rows)]
         return "\n".join(["rank  dp_rank  collects", *lines])
+
+
+def _is_row(row: object) -> bool:
+    return (
+        isinstance(row, tuple | list)
+        and len(row) == 2
+        and isinstance(row[0], int)
+        and not isinstance(row[0], bool)
+        and isinstance(row[1], bool)
+    )

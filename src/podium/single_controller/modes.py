@@ -49,9 +49,12 @@ class UserMode(DispatchMode):
 
 @dataclass(frozen=True, repr=False)
 class MeshMode(BatchMode):
-    """A batch split over the mesh that the workers registered under `mesh_name`."""
+    """A batch split over the mesh that the workers registered under `mesh_name`. RegistrationError for what is no name."""
 
     mesh_name: str
+
+    def __post_init__(self) -> None:
+        check_mesh_name(self.mesh_name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MeshMode, (self.name, self.mesh_name)
@@ -138,19 +141,34 @@ Dispatch._members.update({name: mode for name, mode in vars(Dispatch).items() if
 
 
 def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> MeshMode:
-    """The mode that splits batches over the workers' mesh of that name."""
+    """The mode that splits batches over the workers' mesh of that name. RegistrationError for what is no name."""
     return MeshMode("ND_COMPUTE_PROTO", mesh_name)
 
 
 def add_mode(name: str) -> UserMode:
     """A new member of `Dispatch`. RegistrationError when the name is taken or cannot be one."""
-    if not name.isidentifier() or name.startswith("_"):
+    if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         raise RegistrationError(f"a dispatch mode is named like a Python constant, got {name!r}")
     if Dispatch.from_name(name) is not None:
         raise RegistrationError(f"dispatch mode {name.upper()!r} exists already; update_dispatch_mode changes what it does")
     mode = UserMode(name.upper())
     Dispatch._members[mode.name] = mode
     return mode
+
+
+def check_mesh_name(name: object) -> None:
+    """RegistrationError for what cannot be the name of a mesh."""
+    if not isinstance(name, str) or not name:
+        raise RegistrationError(
+            f"a mesh is named by a string, such as 'actor', got {name!r}; give the name under which the workers register it"
+        )
+
+
+def check_functions(dispatch_fn: object, collect_fn: object) -> None:
+    """RegistrationError for a user's mode that is not made of two functions."""
+    for name, function in (("dispatch_fn", dispatch_fn), ("collect_fn", collect_fn)):
+        if not callable(function):
+            raise RegistrationError(f"a dispatch mode has two functions, dispatch_fn and collect_fn; got {name}={function!r}")
 
 
 def _load(kind: type[DispatchMode], name: str) -> DispatchMode:

@@ -7,6 +7,7 @@ dict.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -58,10 +59,12 @@ class OpenCalls:
 
     def __init__(self) -> None:
         self._unanswered: dict[int, OpenCall] = {}
+        self._handed_over: dict[int, weakref.ref[OpenCall]] = {}
+        """Not answered either, and known as long as somebody else keeps them: a call keeps its result alive."""
         self._unread: dict[int, Unread] = {}
 
     def __len__(self) -> int:
-        return len(self._unanswered) + len(self._unread)
+        return len(self._unanswered) + len(self._handed_over) + len(self._unread)
 
     def add(self, call: OpenCall) -> None:
         """The call was sent; `remove` it when it is over."""
@@ -70,14 +73,22 @@ class OpenCalls:
     def remove(self, call: OpenCall) -> None:
         """Harmless when repeated."""
         self._unanswered.pop(id(call), None)
+        self._handed_over.pop(id(call), None)
+
+    def hand_over(self, call: OpenCall) -> None:
+        """Somebody reads the answers of this call without us, and may drop it before we have seen them."""
+        key = id(call)
+        if key in self._unanswered:
+            self._handed_over[key] = weakref.ref(call, lambda _: self._handed_over.pop(key, None))
+            self._unanswered.pop(key, None)
 
     def unanswered(self) -> list[OpenCall]:
         """The calls that are not over, oldest first."""
-        return [call for call in list(self._unanswered.values()) if not call.is_over()]
+        return [call for call in self._in_order() if not call.is_over()]
 
     def before(self, call: OpenCall) -> list[OpenCall]:
         """Those of the calls that are not over, as far as anybody has looked, which were sent before this one."""
-        return [other for other in list(self._unanswered.values()) if other.began < call.began]
+        return [other for other in self._in_order() if other.began < call.began]
 
     def expect_reader(self, future: Unread) -> None:
         """The result of this future shall be read: its failure shall not be lost."""
@@ -98,4 +109,9 @@ class OpenCalls:
 
     def clear(self) -> None:
         self._unanswered.clear()
+        self._handed_over.clear()
         self._unread.clear()
+
+    def _in_order(self) -> list[OpenCall]:
+        handed_over = [call for kept in list(self._handed_over.values()) if (call := kept()) is not None]
+        return sorted([*self._unanswered.values(), *handed_over], key=lambda call: call.began)

@@ -49,6 +49,11 @@ class Deferred:
         """Every rank's answer; raises what an argument, the sending or the call has failed of."""
         return self._sent.result().finish()
 
+    def let_go(self) -> None:
+        """Its answers are read without us."""
+        if self._was_sent():
+            self._sent.result().let_go()
+
     def send(self) -> None:
         """Send the call, unless it was dropped before its arguments were there."""
         try:
@@ -101,12 +106,21 @@ class Outbox:
             return tuple(call.method for call in self._waiting)
 
     def post(self, call: Deferred) -> Deferred:
+        """Send it after those before it. What the system says when it has no thread to give is raised, nothing is posted."""
         with self._lock:
             self._waiting.append(call)
             if self._sender is None:
-                self._sender = threading.Thread(target=self._send_all, name="podium-outbox", daemon=True)
-                self._sender.start()
+                self._begin_to_send()
         return call
+
+    def _begin_to_send(self) -> None:
+        self._sender = threading.Thread(target=self._send_all, name="podium-outbox", daemon=True)
+        try:
+            self._sender.start()
+        except RuntimeError:
+            self._sender = None
+            self._waiting.pop()
+            raise
 
     def drain(self) -> None:
         """Wait until everything is sent."""

@@ -124,6 +124,10 @@ class PendingCall:
             self._answers, self.tickets = {}, {}  # the caller's from here on: a call that is watched keeps no data alive
             return answers
 
+    def let_go(self) -> None:
+        """Its answers are read without us: it is watched as long as its future lives, and its results are not kept."""
+        self.open_calls.hand_over(self)
+
     def _take(self, timeout_s: float, arrived: float | None = None) -> None:
         """Note the outcomes that are there; `arrived` is when failures among them came in, None for now."""
         for rank, outcome in sorted(self.runtime.wait(self._silent, timeout_s).items()):

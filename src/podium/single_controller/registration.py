@@ -24,6 +24,7 @@ from podium.single_controller.modes import (
     ListMode,
     RankZeroMode,
     UserMode,
+    check_functions,
 )
 
 if TYPE_CHECKING:
@@ -120,13 +121,16 @@ def register(
     arguments becomes its value before they are split; otherwise `dispatch_fn` gets the future itself.
     RegistrationError, at decoration, when these cannot work together or with the method's signature.
     """
+    for name, flag in (("blocking", blocking), ("materialize_futures", materialize_futures)):
+        if not isinstance(flag, bool):
+            raise RegistrationError(f"{name} is True or False, got {flag!r}")
     mode = _checked_mode(dispatch_mode)
     execute = _checked_execute(execute_mode, mode)
 
     def attach(method: FunctionT) -> FunctionT:
         _check_method(method, mode)
         is_async = inspect.iscoroutinefunction(method)
-        setattr(method, MAGIC_ATTR, Registration(mode, execute, bool(blocking), bool(materialize_futures), is_async))
+        setattr(method, MAGIC_ATTR, Registration(mode, execute, blocking, materialize_futures, is_async))
         return method
 
     return attach
@@ -142,16 +146,18 @@ def _checked_mode(mode: object) -> DispatchMode:
     if isinstance(mode, dict):
         return _in_place(mode)
     if not isinstance(mode, DispatchMode):
+        hint = "; write @register() with parentheses" if inspect.isfunction(mode) else ""
         raise RegistrationError(
-            f"dispatch_mode is a member of Dispatch or a dict with 'dispatch_fn' and 'collect_fn', got {mode!r}"
+            f"dispatch_mode is a member of Dispatch or a dict with 'dispatch_fn' and 'collect_fn', got {mode!r}{hint}"
         )
     route_of(mode)
     return mode
 
 
 def _in_place(pair: dict[str, Any]) -> InPlaceMode:
-    if set(pair) != {"dispatch_fn", "collect_fn"} or not all(map(callable, pair.values())):
+    if set(pair) != {"dispatch_fn", "collect_fn"}:
         raise RegistrationError(f"a dispatch mode in place has two functions, 'dispatch_fn' and 'collect_fn', got {pair!r}")
+    check_functions(**pair)
     names = [getattr(function, "__name__", type(function).__name__) for function in pair.values()]
     return InPlaceMode("+".join(names), pair["dispatch_fn"], pair["collect_fn"])
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from itertools import accumulate
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeGuard, TypeVar
 
 from podium.errors import ResourceError, unknown_name
 
@@ -80,12 +80,17 @@ class ResourcePool:
         detached: bool = False,
         accelerator_type: str | None = None,
     ) -> None:
-        counts = tuple(process_on_nodes)
-        _check_counts(counts)
-        if type(max_colocate_count) is not int or max_colocate_count < 1:
-            raise ResourceError(f"max_colocate_count is 1 or more, got {max_colocate_count!r}")
-        if accelerator_type == "":
-            raise ResourceError("accelerator_type is the name of a resource or None, got ''")
+        counts = _checked_counts(process_on_nodes)
+        if not _is_count(max_colocate_count):
+            raise ResourceError(f"max_colocate_count is a whole number, 1 or more, got {max_colocate_count!r}")
+        if use_gpu is not None and not isinstance(use_gpu, bool):
+            raise ResourceError(f"use_gpu is True, False, or None for wherever there are GPUs, got {use_gpu!r}")
+        if name_prefix is not None and not isinstance(name_prefix, str):
+            raise ResourceError(f"name_prefix is a string, or None to let the runtime choose, got {name_prefix!r}")
+        if not isinstance(detached, bool):
+            raise ResourceError(f"detached is True or False, got {detached!r}")
+        if accelerator_type is not None and not (isinstance(accelerator_type, str) and accelerator_type):
+            raise ResourceError(f"accelerator_type is the name of a resource, or None for any node, got {accelerator_type!r}")
         self._set(
             process_on_nodes=counts,
             max_colocate_count=max_colocate_count,
@@ -132,8 +137,10 @@ class ResourcePool:
         >>> ResourcePool([4, 2]).sub_pool(3, 3).store
         [1, 2]
         """
-        if start < 0 or count < 1 or start + count > self.world_size:
-            raise ResourceError(f"a sub-pool is 1 or more of ranks 0 to {self.world_size - 1}, got start {start}, count {count}")
+        if type(start) is not int or not _is_count(count) or start < 0 or start + count > self.world_size:
+            raise ResourceError(
+                f"a sub-pool is 1 or more of ranks 0 to {self.world_size - 1}, got start {start!r}, count {count!r}"
+            )
         return self._on(self.bundles[start : start + count])
 
     def _on(self, bundles: tuple[Bundle, ...], **changes: object) -> Self:
@@ -165,7 +172,7 @@ class RayResourcePool(ResourcePool):
         accelerator_type: str | None = None,
     ) -> None:
         super().__init__(
-            process_on_nodes or (),
+            () if process_on_nodes is None else process_on_nodes,
             max_colocate_count=max_colocate_count,
             use_gpu=use_gpu,
             name_prefix=name_prefix,
@@ -195,6 +202,7 @@ def split_resource_pool(resource_pool: AnyPool, split_size: int | Sequence[int])
     >>> [part.store for part in split_resource_pool(ResourcePool([4]), [1, 3])]
     [[1], [3]]
     """
+    _check_pool(resource_pool)
     sizes = _split_sizes(resource_pool.world_size, split_size)
     return [resource_pool.sub_pool(stop - size, size) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
 
@@ -206,6 +214,8 @@ def merge_resource_pool(rp1: AnyPool, rp2: AnyPool) -> AnyPool:
     prefixes are joined by "_". ResourceError naming the field and both values where another one differs, and where the
     pools overlap.
     """
+    _check_pool(rp1)
+    _check_pool(rp2)
     if type(rp1) is not type(rp2):
         raise ResourceError(f"pools that are merged have one type, got {type(rp1).__name__} and {type(rp2).__name__}")
     for name in (f.name for f in fields(rp1) if f.name not in {"process_on_nodes", "bundles", "name_prefix"}):
@@ -220,7 +230,7 @@ class ResourcePoolManager(Generic[Role]):
     """Named pools and the role that runs on each, such as global_pool, reward_pool, teacher_pool.
 
     `resource_pool_spec` is pool name -> ranks per node, `mapping` is role -> pool name; roles are strings or an enum's
-    members. ResourceError for a role mapped to a pool that is not in the spec.
+    members. ResourceError where one of them is not such a table, and for a role mapped to a pool that is not in the spec.
 
     >>> manager = ResourcePoolManager({"global_pool": [2]}, {"actor": "global_pool", "critic": "global_pool"})
     >>> manager.get_resource_pool("actor") is manager.get_resource_pool("critic")
@@ -235,14 +245,17 @@ class ResourcePoolManager(Generic[Role]):
         *,
         use_gpu: bool | None = True,
     ) -> None:
-        self.resource_pool_spec = {name: list(counts) for name, counts in resource_pool_spec.items()}
-        self.mapping = dict(mapping)
+        _check_table("resource_pool_spec", resource_pool_spec, "pool name -> ranks per node, such as {'global_pool': [2]}")
+        _check_table("mapping", mapping, "role -> pool name, such as {'actor': 'global_pool'}")
         self.resource_pool_dict: dict[str, RayResourcePool] = {
-            name: _named_pool(name, counts, max_colocate_count, use_gpu) for name, counts in self.resource_pool_spec.items()
+            name: _named_pool(name, counts, max_colocate_count, use_gpu) for name, counts in resource_pool_spec.items()
         }
-        for role, pool in self.mapping.items():
-            if pool not in self.resource_pool_dict:
-                raise ResourceError(f"role {_spelled(role)!r}: {unknown_name('resource pool', pool, self.resource_pool_dict)}")
+        self.resource_pool_spec = {name: pool.store for name, pool in self.resource_pool_dict.items()}
+        self.mapping = dict(mapping)
+        for role, name in self.mapping.items():
+            if not isinstance(name, str) or name not in self.resource_pool_dict:
+                unknown = unknown_name("resource pool", _spelled(name), self.resource_pool_dict)
+                raise ResourceError(f"role {_spelled(role)!r}: {unknown}")
 
     def create_resource_pool(self) -> dict[str, RayResourcePool]:
         """The pools by name: the same ones at each call, and nothing is held until a group starts on one."""
@@ -250,9 +263,11 @@ class ResourcePoolManager(Generic[Role]):
 
     def get_resource_pool(self, role: Role) -> RayResourcePool:
         """The role's pool. ResourceError with the nearest name for a role that is not mapped."""
-        if role not in self.mapping:
-            raise ResourceError(unknown_name("role", _spelled(role), map(_spelled, self.mapping)))
-        return self.resource_pool_dict[self.mapping[role]]
+        try:
+            name = self.mapping[role]
+        except (KeyError, TypeError):  # TypeError: what cannot be hashed is no role either
+            raise ResourceError(unknown_name("role", _spelled(role), map(_spelled, self.mapping))) from None
+        return self.resource_pool_dict[name]
 
     def get_n_gpus(self) -> int:
         """GPUs that all pools ask for together: one for each rank, 0 with use_gpu=False."""
@@ -273,27 +288,53 @@ def _ray_reservations() -> Any:
     return import_module("podium.single_controller.runtime.ray.reservations")  # imports ray, so only here
 
 
-def _check_counts(counts: tuple[int, ...]) -> None:
-    if not counts or any(type(count) is not int or count < 1 for count in counts):
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1  # a bool is an int, but no number of anything
+
+
+def _are_counts(values: object) -> TypeGuard[Sequence[int]]:
+    """Whether it is a sequence of counts; a string or bytes is none, though Python would go through it."""
+    return isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray) and all(map(_is_count, values))
+
+
+def _checked_counts(process_on_nodes: object) -> tuple[int, ...]:
+    if not _are_counts(process_on_nodes) or not process_on_nodes:
+        got = list(process_on_nodes) if isinstance(process_on_nodes, tuple) else process_on_nodes
         raise ResourceError(
-            f"process_on_nodes is the number of ranks (1 or more) of each node, got {list(counts)}; a pool is a value, so "
+            f"process_on_nodes is a list with the number of ranks (1 or more) of each node, got {got!r}; a pool is a value, so "
             "give all its nodes when it is made"
         )
+    return tuple(process_on_nodes)
 
 
-def _split_sizes(world_size: int, split_size: int | Sequence[int]) -> list[int]:
-    if isinstance(split_size, int):
+def _check_pool(pool: object) -> None:
+    if not isinstance(pool, ResourcePool):
+        raise ResourceError(f"pools that are split or merged are objects of ResourcePool, got {pool!r}")
+
+
+def _check_table(name: str, table: object, expected: str) -> None:
+    if not isinstance(table, Mapping):
+        raise ResourceError(f"{name} is a dict of {expected}, got {table!r}")
+
+
+def _split_sizes(world_size: int, split_size: object) -> list[int]:
+    if type(split_size) is int:
         if split_size < 1 or world_size % split_size:
             raise ResourceError(
                 f"split_size {split_size} does not divide the pool's {world_size} ranks: use a divisor, or a list of sizes "
                 f"that adds up to {world_size}"
             )
         return [split_size] * (world_size // split_size)
-    sizes = list(split_size)
-    if any(type(size) is not int or size < 1 for size in sizes) or sum(sizes) != world_size:
-        total = sum(sizes)
-        raise ResourceError(f"split_size {sizes} is {total} ranks, the pool has {world_size}: use sizes of 1 or more that add up")
-    return sizes
+    if not _are_counts(split_size):
+        raise ResourceError(
+            f"split_size is a whole number of ranks that divides {world_size}, or a list of sizes of 1 or more that adds up to "
+            f"{world_size}, got {split_size!r}"
+        )
+    if sum(split_size) != world_size:
+        raise ResourceError(
+            f"split_size {list(split_size)} is {sum(split_size)} ranks, the pool has {world_size}: use sizes that add up"
+        )
+    return list(split_size)
 
 
 def _union(first: tuple[Bundle, ...], second: tuple[Bundle, ...]) -> tuple[Bundle, ...]:
@@ -306,6 +347,8 @@ def _union(first: tuple[Bundle, ...], second: tuple[Bundle, ...]) -> tuple[Bundl
 
 
 def _named_pool(name: str, counts: Sequence[int], max_colocate_count: int, use_gpu: bool | None) -> RayResourcePool:
+    if not isinstance(name, str):
+        raise ResourceError(f"a resource pool is named by a string, got {name!r}")
     try:
         return RayResourcePool(counts, use_gpu=use_gpu, name_prefix=name, max_colocate_count=max_colocate_count)
     except ResourceError as error:

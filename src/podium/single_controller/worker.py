@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, SupportsIndex, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it without saying so
 
 from podium.errors import DispatchError, RegistrationError, nearest, unknown_name
 from podium.single_controller.context import RankContext, current_context
-from podium.single_controller.modes import Dispatch, Execute
+from podium.single_controller.modes import Dispatch, Execute, check_mesh_name
 from podium.single_controller.registration import register
 from podium.single_controller.runtime.capabilities import require
 
@@ -32,9 +33,8 @@ class Worker:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         worker = super().__new__(cls)
-        worker._rank_context = current_context()
-        worker._meshes = {}
-        worker.fused_worker_dict = {}
+        for name, value in (("_rank_context", current_context()), ("_meshes", {}), ("fused_worker_dict", {})):
+            object.__setattr__(worker, name, value)  # a frozen class, or one with its own __setattr__, refuses assignments
         return worker
 
     def __init__(self) -> None:
@@ -90,10 +90,19 @@ class Worker:
     # -- its meshes ---------------------------------------------------------------------------------------------------
 
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
-        """Say, once per mesh, which shard this rank works on and whether its result is the one that counts."""
+        """Say, once per mesh, which shard this rank works on and whether its result is the one that counts.
+
+        RegistrationError for a mesh that is registered already, and for values that are no name, no shard's number or no bool.
+        """
+        check_mesh_name(mesh_name)
+        if isinstance(dp_rank, bool) or not isinstance(dp_rank, SupportsIndex) or not isinstance(is_collect, bool):
+            raise RegistrationError(
+                f"mesh {mesh_name!r} of {type(self).__name__}, rank {self.rank}: dp_rank is the number of a shard, is_collect "
+                f"True or False, got {dp_rank!r} and {is_collect!r}"
+            )
         if mesh_name in self._meshes:
             raise RegistrationError(f"{type(self).__name__} on rank {self.rank} has registered mesh {mesh_name!r} already")
-        self._meshes[mesh_name] = (dp_rank, is_collect)
+        self._meshes[mesh_name] = (operator.index(dp_rank), is_collect)
 
     def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
         """All meshes of this worker: `{"dispatch_dp_rank": {mesh: dp_rank}, "collect_dp_rank": {mesh: is_collect}}`."""

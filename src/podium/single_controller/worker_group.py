@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
-from podium.errors import DispatchError, RegistrationError, nearest, unknown_name
-from podium.single_controller.colocation import ColocatedWorker
+from podium.errors import DispatchError, RegistrationError, unknown_name
 from podium.single_controller.crew import Crew
 from podium.single_controller.futures import FutureList, GroupFuture
-from podium.single_controller.group_call import GroupCall, Invocation, Method, group_call
+from podium.single_controller.group_call import GroupCall, Invocation, group_call
 from podium.single_controller.init import Init, class_of
 from podium.single_controller.mesh import Mesh
-from podium.single_controller.modes import Dispatch, Execute
-from podium.single_controller.registration import Registration, registration_of
+from podium.single_controller.methods import Methods
+from podium.single_controller.modes import Execute
 from podium.single_controller.resource_pool import ResourcePool
-from podium.single_controller.runtime.base import GroupSpec
+from podium.single_controller.runtime.base import START_TIMEOUT_S, GroupSpec
 from podium.single_controller.status import GroupStatus
 from podium.single_controller.supervision import SLOW_AFTER_S
 
 W = TypeVar("W")
+MESH_QUERY = "_query_dispatch_info"
+"""The method of `Worker` that tells where a rank is in a mesh."""
 
 
 class WorkerGroup(Generic[W]):
     """One worker per rank of the pool, and a callable for each of their registered methods.
 
     `group.update(batch)` finds methods by name; `group.call.update(batch)` is the same, checked by type checkers. A group
-    is ready, then perhaps broken (a rank died or had to be killed), then closed. Use it in a `with` block or `close()` it.
+    is ready, then perhaps broken (a rank died or had to be killed), then closed. Use it in a `with` block or `close()` it:
+    one that is only forgotten is closed when Python collects it, unless it is detached.
     """
+
+    crew: Crew
+    """The rank processes, which the groups of several roles share."""
+    _worker_class: type
+    _role: str | None
+    _methods: Methods
+    _fused: dict[str, WorkerGroup[Any]]
+    _calls: dict[str, GroupCall[..., Any]]
 
     def __init__(
         self,
@@ -47,11 +56,13 @@ class WorkerGroup(Generic[W]):
         detached: bool = False,
         master_addr: str | None = None,
         master_port_range: tuple[int, int] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Build every rank's worker; returns when all are built, raises what a constructor raised (WorkerError).
 
         threads_per_rank: torch threads of each rank, 0 for the machine's cores divided by the ranks on it.
-        call_timeout_s: limit of each call and of the construction, None for an hour (inline knows no limit).
+        call_timeout_s: limit of each call and of the constructors, None for an hour (inline knows no limit).
+        start_timeout_s: limit of what comes before the constructors: places, processes and their environment.
         slow_after_s: when a call that still runs names its stragglers in the log, and where they are.
         auto_padding: batches are padded to shards of equal size, and results trimmed; else shards may be uneven.
         worker_env: environment variables of the ranks' processes. name_prefix: begins the ranks' names in the cluster.
@@ -59,7 +70,7 @@ class WorkerGroup(Generic[W]):
         master_addr, master_port_range: the address, and ports [low, high) one of which, the ranks meet at.
         """
         made = init if isinstance(init, Init) else Init(init)
-        methods = _methods_by_role(made.cls)
+        methods = _methods_of(made.cls)
         spec = GroupSpec(
             name=name or made.cls.__name__,
             worker_class=made.cls,
@@ -72,6 +83,7 @@ class WorkerGroup(Generic[W]):
             name_prefix=name_prefix,
             master_addr=master_addr,
             master_port_range=master_port_range,
+            start_timeout_s=start_timeout_s,
             options=dict(made.options),
         )
         crew = Crew(spec, runtime, call_timeout_s=call_timeout_s, slow_after_s=slow_after_s, auto_padding=auto_padding)
@@ -107,15 +119,15 @@ class WorkerGroup(Generic[W]):
         runtime: str = "ray",
     ) -> None:
         crew = Crew.attached(worker_class, runtime, name_prefix, worker_names, worker_handles, options)
-        self._become(crew, worker_class, None, _methods_by_role(worker_class))
+        self._become(crew, worker_class, None, _methods_of(worker_class))
 
-    def _become(self, crew: Crew, worker_class: type, role: str | None, methods: Mapping[str | None, list[Method]]) -> None:
+    def _become(self, crew: Crew, worker_class: type, role: str | None, methods: Methods) -> None:
         self.crew = crew
         self._worker_class = worker_class
         self._role = role
         self._methods = methods
-        self._fused: dict[str, WorkerGroup[Any]] = {}
-        self._calls = {method.name: group_call(self, method) for method in methods[role]}
+        self._fused = {}
+        self._calls = {method.name: group_call(self, method) for method in methods.own}
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -155,8 +167,16 @@ class WorkerGroup(Generic[W]):
             return self.crew.flat_mesh
         key = (self._role, name)
         if key not in self.crew.meshes:
-            self.crew.meshes[key] = Mesh.from_rows(name, self._call_named("_query_dispatch_info")(name))
+            self.crew.meshes[key] = Mesh.from_rows(name, self._mesh_query()(name))
         return self.crew.meshes[key]
+
+    def _mesh_query(self) -> GroupCall[..., Any]:
+        if not hasattr(self._worker_class, MESH_QUERY):
+            raise DispatchError(
+                f"{self._worker_class.__name__} is a plain class, which is in no mesh: derive it from Worker, whose "
+                "_register_dispatch_collect_info puts it in one, or register the method with Dispatch.DP_COMPUTE_PROTO"
+            )
+        return self._call_named(MESH_QUERY)
 
     # -- its methods --------------------------------------------------------------------------------------------------
 
@@ -186,20 +206,13 @@ class WorkerGroup(Generic[W]):
         return self.execute_rank_zero(method_name, *args, **kwargs).get()
 
     def _invocation(self, name: str, execute: Execute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation:
-        static = inspect.getattr_static(self._worker_class, name, None)
-        if not callable(static):
-            known = [member for member in dir(self._worker_class) if not member.startswith("_")]
-            message = f"{self._worker_class.__name__} has no method {name!r}{nearest(name, known)}"
-            raise AttributeError(message, name=name, obj=self)
-        registration = Registration(Dispatch.ONE_TO_ALL, execute, blocking=False, materialize_futures=True, is_async=False)
-        method = Method(name, self._role, registration, inspect.Signature(), None)
-        return Invocation(self, method, args, kwargs, timeout_s=None)
+        return Invocation(self, self._methods.any(name, execute), args, kwargs, timeout_s=None)
 
     # -- colocated workers --------------------------------------------------------------------------------------------
 
     def spawn(self, prefix_set: Collection[str] | None = None) -> dict[str, WorkerGroup[Any]]:
         """A group for each of these roles (None: all) of a colocated class, on the same processes and sharing their life."""
-        roles = [role for role in self._methods if role is not None]
+        roles = self._methods.roles if self._role is None else [self._role]
         asked = roles if prefix_set is None else list(prefix_set)
         for role in asked:
             if role not in roles:
@@ -211,7 +224,7 @@ class WorkerGroup(Generic[W]):
     def fuse(self, prefix_set: Collection[str] | None = None) -> None:
         """Make the roles' groups attributes of this one: `group.actor.update(batch)` beside `group.method(batch)`."""
         groups = self.spawn(prefix_set)
-        hidden = [role for role in groups if hasattr(type(self), role)]
+        hidden = [role for role in groups if hasattr(type(self), role) or role in vars(self)]
         if hidden:
             names = ", ".join(map(repr, hidden))
             raise RegistrationError(
@@ -220,8 +233,11 @@ class WorkerGroup(Generic[W]):
         self._fused.update(groups)
 
     def _view(self, role: str) -> WorkerGroup[Any]:
+        if role == self._role:
+            return self
         view: WorkerGroup[Any] = type(self).__new__(type(self))
-        view._become(self.crew, self._worker_class.raw_cls_dict[role].cls, role, {role: self._methods[role]})  # type: ignore[attr-defined]
+        methods = self._methods.of_role(role)
+        view._become(self.crew, methods.worker_class, role, methods)
         return view
 
     # -- its life -----------------------------------------------------------------------------------------------------
@@ -257,28 +273,17 @@ class WorkerGroup(Generic[W]):
     # -- finding a method ---------------------------------------------------------------------------------------------
 
     def _call_named(self, name: str) -> GroupCall[..., Any]:
-        calls: dict[str, GroupCall[..., Any]] = self.__dict__.get("_calls", {})  # absent while copy and pickle probe us
-        if name in calls:
-            return calls[name]
-        if aliased := [method for method in self._aliases() if f"{method.role}_{method.name}" == name]:
-            return self._only(name, aliased)
-        raise AttributeError(self._why_not_callable(name, calls), name=name, obj=self)
-
-    def _only(self, name: str, methods: list[Method]) -> GroupCall[..., Any]:
-        if len(methods) > 1:
-            meant = " or ".join(f"spawn()[{method.role!r}].{method.name}" for method in methods)
-            raise AttributeError(f"{name!r} could mean {meant}: say which", name=name, obj=self)
-        self._calls[name] = group_call(self._view(cast(str, methods[0].role)), methods[0])
+        if "_calls" not in vars(self):  # while copy and pickle probe what they have not built yet
+            raise AttributeError(name)
+        if name not in self._calls:
+            flat = self._methods.flat(name)
+            if flat is None:
+                raise AttributeError(self._methods.why_not(name), name=name, obj=self)
+            self._calls[name] = group_call(self._view(cast(str, flat.role)), flat)
         return self._calls[name]
 
-    def _aliases(self) -> Iterator[Method]:
-        """The methods of roles, which this group also has as `<role>_<method>`."""
-        for role, methods in self.__dict__.get("_methods", {}).items():
-            if role is not None and role != self._role:
-                yield from methods
-
     def __getattr__(self, name: str) -> Any:
-        fused: dict[str, WorkerGroup[Any]] = self.__dict__.get("_fused", {})
+        fused: dict[str, WorkerGroup[Any]] = vars(self).get("_fused", {})
         return fused[name] if name in fused else self._call_named(name)
 
     def __dir__(self) -> list[str]:
@@ -289,16 +294,6 @@ class WorkerGroup(Generic[W]):
         state = life.state.value + (f" since {life.reason}" if life.reason else "")
         what = f"{self.world_size} x {self._worker_class.__name__} on {self.runtime_name!r}"
         return f"<{type(self).__name__} {self.name!r}: {what}, {state}>"
-
-    def _why_not_callable(self, name: str, calls: Mapping[str, object]) -> str:
-        owner = self.__dict__.get("_worker_class", object)
-        if callable(inspect.getattr_static(owner, name, None)):
-            return f"{owner.__name__}.{name} exists but is not registered; decorate it with @register(dispatch_mode=...)"
-        public = [known for known in calls if not known.startswith("_")]
-        roles = [role for role in self.__dict__.get("_methods", {}) if role not in (None, self.__dict__.get("_role"))]
-        if name in roles:
-            return f"{name!r} is a role: spawn()[{name!r}] is its group, fuse() makes it an attribute"
-        return f"{owner.__name__} has no method {name!r}{nearest(name, public)}; registered are: {', '.join(public) or 'none'}"
 
 
 class _Calls:
@@ -311,18 +306,11 @@ class _Calls:
         return self._group._call_named(name)
 
 
-def _methods_by_role(worker_class: type) -> dict[str | None, list[Method]]:
-    roles = worker_class.raw_cls_dict if issubclass(worker_class, ColocatedWorker) else {}
-    return {None: _registered_methods(worker_class, None)} | {
-        role: _registered_methods(init.cls, role) for role, init in roles.items()
-    }
-
-
-def _registered_methods(worker_class: type, role: str | None) -> list[Method]:
-    # getattr_static: looking for methods must not run properties
-    found = {name: inspect.getattr_static(worker_class, name) for name in dir(worker_class)}
-    methods = [Method.of(member, registered, role) for member in found.values() if (registered := registration_of(member))]
-    hidden = sorted(method.name for method in methods if hasattr(WorkerGroup, method.name))
+def _methods_of(worker_class: type) -> Methods:
+    """The class's methods. RegistrationError where one has the name of something that every group has."""
+    methods = Methods.of(worker_class)
+    taken = {*dir(WorkerGroup), *WorkerGroup.__annotations__}
+    hidden = sorted({name for name in methods.registered_names if name in taken})
     if hidden:
         names = ", ".join(hidden)
         raise RegistrationError(f"{worker_class.__name__} registers {names}, a name that WorkerGroup has itself; rename it")

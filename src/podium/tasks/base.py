@@ -73,6 +73,8 @@ class Task(ABC):
     held_out: Sequence[Problem]
     disjoint_by: Literal["answer", "prompt"] = "answer"
     """In what the problems of two splits differ for certain."""
+    remarks: tuple[str, ...] = ()
+    """What whoever starts a run on these problems should know; told once, not each time that the task is built."""
     isolated_verifier: FunctionSpec | None = None
     """The function of the verifier for processes of their own; None where `verify` is quick and only compares text."""
 

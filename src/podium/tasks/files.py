@@ -51,8 +51,7 @@ class FileTask(Task):
         self._settle_bad(bad, total=len(bad) + sum(map(len, rows.values())))
         if not rows["train"]:
             raise TaskError(f"no training row is left of {', '.join(files['train'])}")
-        for split in SPLITS:
-            _report_duplicates(split, rows[split])
+        self.remarks = tuple(filter(None, (_duplicates(split, rows[split]) for split in SPLITS)))
         parted = self._split_off(rows.pop("train"), [split for split in ("held_out", "validation") if not files[split]])
         self._rows: list[Row] = []
         named = _uids([row for found in (*rows.values(), *parted.values()) for row in found])
@@ -96,11 +95,13 @@ class FileTask(Task):
     def _settle_bad(self, bad: Sequence[BadRow], *, total: int) -> None:
         if not bad:
             return
-        shown = "".join(f"\n  {row}" for row in bad[:NUM_SHOWN])
-        more = f"\n  and {len(bad) - NUM_SHOWN} more" if len(bad) > NUM_SHOWN else ""
-        text = f"{len(bad)} of {total} rows do not fit:{shown}{more}"
+        text = f"{len(bad)} of {total} rows do not fit"
+        if len(bad) == total > 1 and len({row.reason for row in bad}) == 1:
+            raise TaskError(f"{text}, all for one reason: {bad[0].reason} (the first is {bad[0].path} row {bad[0].number})")
+        text += f":{_listed(bad)}"
         if self._config.bad_rows == "raise":
-            raise TaskError(f"{text}\nmend them, or leave them out with task.bad_rows=drop")
+            way_out = ", or leave them out with task.bad_rows=drop" if len(bad) < total else ""
+            raise TaskError(f"{text}\nmend them{way_out}")
         logger.warning("%s\nthey are left out (task.bad_rows=drop)", text)
 
     # -- splitting ----------------------------------------------------------------------------------------------------
@@ -117,11 +118,9 @@ class FileTask(Task):
         if parted is None:
             self.disjoint_by = "prompt"
             num_answers = len({normalised(row.answer) for row in rows})
-            logger.warning(
-                "%d distinct answers in %d training rows are too few for splits without a common answer: %s split off by prompt",
-                num_answers,
-                len(rows),
-                " and ".join(missing),
+            self.remarks += (
+                f"{num_answers} distinct answers in {len(rows)} training rows are too few for splits without a common answer: "
+                f"{' and '.join(missing)} split off by prompt",
             )
             parted = _part(rows, wanted, self._config.seed, by="prompt")
         if parted is None:
@@ -151,6 +150,12 @@ class FileTask(Task):
 def _files(config: TaskConfig, split: Split) -> tuple[str, ...]:
     files: tuple[str, ...] = getattr(config, f"{split}_files")
     return files
+
+
+def _listed(bad: Sequence[BadRow]) -> str:
+    """The first bad rows, one a line."""
+    more = f"\n  and {len(bad) - NUM_SHOWN} more" if len(bad) > NUM_SHOWN else ""
+    return "".join(f"\n  {row}" for row in bad[:NUM_SHOWN]) + more
 
 
 def _check_files(files: Mapping[Split, Sequence[str]]) -> None:
@@ -191,19 +196,19 @@ def _without_leaks(rows: Mapping[Split, list[Row]]) -> tuple[dict[Split, list[Ro
     return kept, bad
 
 
-def _report_duplicates(split: Split, rows: Sequence[Row]) -> None:
+def _duplicates(split: Split, rows: Sequence[Row]) -> str:
+    """What to say about prompts that occur more than once; "" when none does."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(_prompt_form(row), []).append(row)
     repeated = [group for group in groups.values() if len(group) > 1]
     if not repeated:
-        return
+        return ""
     different = sum(len({normalised(row.answer) for row in group}) > 1 for group in repeated)
     first, second = repeated[0][:2]
-    logger.warning(
-        "%d prompts of the %s rows occur more than once (%d of them with different answers); all of them are kept. "
-        "The first: %s row %d and %s row %d",
-        *(len(repeated), split, different, first.path, first.number, second.path, second.number),
+    return (
+        f"{len(repeated)} prompts of the {split} rows occur more than once ({different} of them with different answers); all of "
+        f"them are kept. The first: {first.path} row {first.number} and {second.path} row {second.number}"
     )
 
 

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import ForkingPickler
@@ -28,7 +27,9 @@ from pathlib import Path
 from typing import IO, Self
 
 from podium.errors import ConfigError, RewardError
-from podium.tasks.outcomes import Failed, Outcome
+from podium.tasks.attempts import Attempts
+from podium.tasks.last_words import LastWords, last_words
+from podium.tasks.outcomes import Failed
 from podium.tasks.reward_process import FunctionSpec, Ready, Reply, Request, Unusable
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,10 @@ START_LIMIT_S = 120.0
 """Most seconds until a process has imported the user's module."""
 ABORT_S = 0.5
 """Seconds that a stuck process gets to say where it is."""
-LOG_TAIL_BYTES = 2000
-"""How much of what a process wrote is told when it died."""
+LOG_TAIL_BYTES = 64 * 1024
+"""How much of what a process wrote is looked at when it died: a crash report of many frames, and what was printed before."""
+MAX_TOLD_TIMEOUTS = 3
+"""Timeouts of a batch that are logged one by one; the rest are counted."""
 MAX_SHORT_FRAME = 2**31 - 1
 """Bytes of a message whose length stands in four of them."""
 BOOTSTRAP = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from podium.tasks.reward_process import main; main()"
@@ -89,7 +92,7 @@ class _Process:
         _send(self.connection, frame, limit_s)
         self.row, self.deadline_s = row, time.monotonic() + limit_s
 
-    def abort(self) -> str:
+    def abort(self) -> LastWords:
         """End a process that is stuck: where it was, by the traceback that it dumps on SIGABRT even from within a C loop."""
         start = self._output.seek(0, os.SEEK_END)
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
@@ -97,7 +100,7 @@ class _Process:
             self._popen.wait(timeout=ABORT_S)
         return self.end(said_since=start)
 
-    def end(self, said_since: int = 0) -> str:
+    def end(self, said_since: int = 0) -> LastWords:
         """Kill the process and what it started, and wait until it is gone; the last that it wrote."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -108,9 +111,9 @@ class _Process:
         self._lifeline = -1
         size = self._output.seek(0, os.SEEK_END)
         self._output.seek(max(said_since, size - LOG_TAIL_BYTES))
-        tail = self._output.read().decode("utf-8", "replace").strip()
+        tail = self._output.read().decode("utf-8", "replace")
         self._keep_output()
-        return tail
+        return last_words(tail)
 
     def _keep_output(self) -> None:
         if self._log is not None:
@@ -137,6 +140,8 @@ class RewardPool:
         """`log` takes what each process printed, when it ends; without one, that is kept only to be told when a process dies."""
         self._spec, self._num_workers, self._timeout_s, self._log = spec, num_workers, timeout_s, log
         self._processes: list[_Process] = []
+        self._num_timeouts = 0
+        """Responses of the present batch that took too long."""
         self._num_idle_deaths = 0
         """Processes that died while they started or had no row, since the last score: such replacing must come to an end."""
 
@@ -161,29 +166,34 @@ class RewardPool:
         self.start()
         try:
             while not all(process.is_ready for process in self._processes):
-                self._step([], [])
+                self._step(Attempts(0))
         except BaseException:
             self.close()
             raise
 
-    def score(self, requests: Sequence[Request]) -> list[Outcome]:
-        """The outcome of each request, in order. A request that fails leaves the others as they are.
+    def score(self, requests: Sequence[Request], attempts: Attempts) -> None:
+        """Score the rows that wait in `attempts`, until each has its outcome or the batch is stopped; row r is `requests[r]`.
 
+        A request that fails leaves the others as they are. What is being scored when the batch is stopped is killed.
         RewardError when the function cannot be loaded any more: that concerns no row.
         """
         self.start()
-        outcomes: list[Outcome | None] = [None] * len(requests)
-        waiting = deque(range(len(requests)))
+        self._num_timeouts = 0
         try:
-            while waiting or any(process.row >= 0 for process in self._processes):
-                self._hand_out(requests, waiting, outcomes)
-                self._step(outcomes, waiting)
+            while not attempts.is_stopped and (attempts.is_waiting or self._busy):
+                self._hand_out(requests, attempts)
+                if not attempts.is_stopped:
+                    self._step(attempts)
         except BaseException as exc:
             self.close()  # what the processes are at belongs to a call that is over
             if isinstance(exc, ConfigError):
                 raise RewardError(f"a process of the reward function could not be replaced: {exc}") from exc
             raise
-        return [outcome for outcome in outcomes if outcome is not None]
+        for process in self._busy:
+            self._processes.remove(process)
+            process.end()
+        if self._num_timeouts > MAX_TOLD_TIMEOUTS:
+            logger.warning("%d more timed out after %g s", self._num_timeouts - MAX_TOLD_TIMEOUTS, self._timeout_s)
 
     def close(self) -> None:
         """End all processes, whatever they are doing, and wait until they are gone. May be called again."""
@@ -192,62 +202,67 @@ class RewardPool:
 
     # -- one turn of the loop -----------------------------------------------------------------------------------------
 
-    def _hand_out(self, requests: Sequence[Request], waiting: deque[int], outcomes: list[Outcome | None]) -> None:
+    @property
+    def _busy(self) -> list[_Process]:
+        """The processes that are at a row."""
+        return [process for process in self._processes if process.row >= 0]
+
+    def _hand_out(self, requests: Sequence[Request], attempts: Attempts) -> None:
         for process in list(self._processes):
-            if waiting and process.is_idle and process.is_alive:
-                row = waiting.popleft()
+            if attempts.is_waiting and process.is_idle and process.is_alive:
+                row = attempts.take()
                 try:
                     process.give(row, _framed(requests[row]), self._timeout_s)
                 except TimeoutError:
                     self._processes.remove(process)
-                    reason = f"timeout: its process did not take it within reward.timeout_s ({self._timeout_s:g} s)"
-                    outcomes[row] = Failed(reason, process.abort())
+                    reason = f"the reward process did not take its response within reward.timeout_s ({self._timeout_s:g} s)"
+                    attempts.settle(row, Failed(reason, str(process.abort())))
                     self.start()
                 except OSError:  # died while it was idle: the row has not begun
-                    waiting.appendleft(row)
+                    attempts.give_back(row)
                 except (pickle.PicklingError, TypeError, AttributeError) as exc:
-                    outcomes[row] = Failed(f"cannot be asked: what it is told cannot be pickled: {exc}")
+                    attempts.settle(row, Failed(f"cannot be asked: what it is told cannot be pickled: {exc}"))
 
-    def _step(self, outcomes: list[Outcome | None], waiting: deque[int] | list[int]) -> None:
+    def _step(self, attempts: Attempts) -> None:
         """Wait for replies, ends and deadlines, and take them in."""
         timed = [process for process in self._processes if not process.is_idle]
-        if not timed and not waiting:
+        if not timed and not attempts.is_waiting:
             return
         left_s = min((process.deadline_s for process in timed), default=time.monotonic()) - time.monotonic()
         connections = {process.connection: process for process in self._processes}
         for connection in wait(list(connections), timeout=max(0.0, left_s)):
             assert isinstance(connection, Connection)
-            self._hear(connections[connection], outcomes)
+            self._hear(connections[connection], attempts)
         now_s = time.monotonic()
         for process in list(self._processes):
             if process.is_idle and not process.is_alive:  # its end may be hidden: what it forked can hold the pipe open
-                self._bury(process, outcomes)
+                self._bury(process, attempts)
             elif not process.is_idle and now_s >= process.deadline_s and not process.connection.poll():
-                self._give_up(process, outcomes)
+                self._give_up(process, attempts)
 
-    def _hear(self, process: _Process, outcomes: list[Outcome | None]) -> None:
+    def _hear(self, process: _Process, attempts: Attempts) -> None:
         try:
             reply: Reply = process.connection.recv()
         except (EOFError, OSError):
-            self._bury(process, outcomes)
+            self._bury(process, attempts)
             return
         if isinstance(reply, Unusable):
             raise ConfigError(reply.message)
         if isinstance(reply, Ready):
             process.is_ready = True
             return
-        outcomes[process.row] = reply
+        attempts.settle(process.row, reply)
         process.row = -1
         self._num_idle_deaths = 0
 
-    def _bury(self, process: _Process, outcomes: list[Outcome | None]) -> None:
+    def _bury(self, process: _Process, attempts: Attempts) -> None:
         """The process closed its pipe: it died, or the function closed what it should not."""
         exit_code = process.exit_code()
         self._processes.remove(process)
         tail = process.end()
         how = "closed its connection" if exit_code is None else _told(exit_code)
         if process.row >= 0:
-            outcomes[process.row] = Failed(f"the reward process {how}", tail)
+            attempts.settle(process.row, Failed(f"the reward process {how}", str(tail)))
         else:
             self._num_idle_deaths += 1
             if self._num_idle_deaths > self._num_workers:
@@ -256,17 +271,25 @@ class RewardPool:
             logger.warning("a reward process %s without a response to score, and is replaced", how)
         self.start()
 
-    def _give_up(self, process: _Process, outcomes: list[Outcome | None]) -> None:
+    def _give_up(self, process: _Process, attempts: Attempts) -> None:
         self._processes.remove(process)
         tail = process.abort()
         if not process.is_ready:
             raise ConfigError(
                 f"reward.function: the import of {self._spec.name} hangs: it had not ended after {START_LIMIT_S:g} s. A module "
-                "defines its functions and returns; what waits or takes long belongs into the function, under reward.timeout_s. "
-                f"It was at:\n{tail}".rstrip()
+                "defines its functions and returns; what waits or takes long belongs into the function, under reward.timeout_s\n"
+                f"{tail}".rstrip()
             )
-        outcomes[process.row] = Failed(f"timeout: took longer than reward.timeout_s ({self._timeout_s:g} s)", tail)
-        self.start()
+        self._tell_timeout(process.row, tail.place)
+        attempts.settle(process.row, Failed(f"took longer than reward.timeout_s ({self._timeout_s:g} s)", str(tail)))
+        if not attempts.is_stopped:
+            self.start()
+
+    def _tell_timeout(self, row: int, place: str) -> None:
+        """Said at once: a batch of rows that all hang takes long, and shall not do so in silence."""
+        self._num_timeouts += 1
+        if self._num_timeouts <= MAX_TOLD_TIMEOUTS:
+            logger.warning("row %d timed out after %g s%s", row, self._timeout_s, f" at {place}" if place else "")
 
 
 def _output_file(log: Path | None) -> IO[bytes]:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Self
 
 from podium.config import RewardConfig
-from podium.errors import RewardError
+from podium.errors import ConfigError, RewardError
 from podium.observability import Mean, Metrics, Sum
-from podium.tasks.base import Problem, Task
+from podium.tasks.attempts import Attempts
+from podium.tasks.base import Problem, RewardInputs, Task
 from podium.tasks.outcomes import Failed, Outcome, Score, outcome_of
 from podium.tasks.reward_pool import RewardPool
 from podium.tasks.reward_process import FunctionSpec, Request
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SHOWN = 300
 """Characters of a response that a message shows."""
+_ADVICE = "mend the reward, or set reward.on_failure=drop (leave such rows out) or =value"
 
 
 @dataclass(frozen=True)
@@ -68,41 +70,39 @@ class Scorer:
         return self._pool.pids if self._pool else []
 
     def __call__(self, problems: Sequence[Problem], responses: Sequence[str]) -> Rewards:
-        """The rewards of a batch. RewardError under `on_failure: raise`, and under any policy when every row failed."""
-        outcomes, num_retries = self._tried(problems, responses)
-        failed = [row for row, outcome in enumerate(outcomes) if isinstance(outcome, Failed)]
-        if failed and (self._config.on_failure == "raise" or len(failed) == len(outcomes)):
-            raise RewardError(_complaint(failed, outcomes, problems, responses, self._config))
-        if failed:
-            first = _row(failed[0], outcomes, problems, responses)
-            logger.warning("%d of %d responses could not be scored; %s", len(failed), len(outcomes), first)
-        return _settled(outcomes, self._config, num_retries)
+        """The rewards of a batch. RewardError under `on_failure: raise` at the first row that failed, without waiting for the
+        others, and under any policy when every row failed."""
+        attempts = self._tried(problems, responses, stops_at_failure=self._config.on_failure == "raise")
+        if failed := attempts.failed:
+            row, first = next(iter(failed.items()))
+            told = _told(first, row, problems[row], responses[row])
+            if attempts.is_stopped:
+                raise RewardError(_first_failure(told, len(responses), self._config))
+            if len(failed) == len(responses):
+                raise RewardError(_all_failed(told, len(responses), self._config))
+            logger.warning("%d of %d responses could not be scored; %s", len(failed), len(responses), told)
+        return _settled(_complete(attempts), self._config, attempts.num_retries)
 
     def outcomes(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Outcome]:
         """What scoring each row comes to, its retries included, before any policy."""
-        return self._tried(problems, responses)[0]
+        return _complete(self._tried(problems, responses, stops_at_failure=False))
 
-    def _tried(self, problems: Sequence[Problem], responses: Sequence[str]) -> tuple[list[Outcome], int]:
-        """The last outcome of each row, and how many scores were tried again."""
-        outcomes, num_retries = self._once(problems, responses), 0
-        for _ in range(self._config.max_retries):
-            failed = [row for row, outcome in enumerate(outcomes) if isinstance(outcome, Failed)]
-            if not failed:
-                break
-            again = self._once([problems[row] for row in failed], [responses[row] for row in failed])
-            for row, outcome in zip(failed, again, strict=True):
-                outcomes[row] = outcome
-            num_retries += len(failed)
-        return outcomes, num_retries
+    def _tried(self, problems: Sequence[Problem], responses: Sequence[str], *, stops_at_failure: bool) -> Attempts:
+        retries = self._config.max_retries
+        attempts = Attempts(len(responses), max_retries=retries, stops_at_failure=stops_at_failure)
+        if self._pool is not None:
+            self._pool.score(
+                [_request(self._inputs(problem), response) for problem, response in zip(problems, responses, strict=True)],
+                attempts,
+            )
+        while attempts.is_waiting:
+            row = attempts.take()
+            attempts.settle(row, _verified(self._task, problems[row], responses[row]))
+        return attempts
 
-    def _once(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Outcome]:
-        if self._pool is None:
-            return [_verified(self._task, *row) for row in zip(problems, responses, strict=True)]
-        return self._pool.score([self._request(*row) for row in zip(problems, responses, strict=True)])
 
-    def _request(self, problem: Problem, response: str) -> Request:
-        inputs = self._inputs(problem)
-        return Request(inputs.data_source, response, inputs.ground_truth, inputs.extra_info)
+def _request(inputs: RewardInputs, response: str) -> Request:
+    return Request(inputs.data_source, response, inputs.ground_truth, inputs.extra_info)
 
 
 def build_pool(
@@ -112,11 +112,33 @@ def build_pool(
     return RewardPool(spec, num_workers=num_workers or config.num_workers, timeout_s=config.timeout_s, log=log)
 
 
-def check_reward(config: RewardConfig) -> None:
-    """Import the reward function in a process of its own and look at its signature. ConfigError says what is wrong with it."""
-    if config.function is not None:
-        with build_pool(FunctionSpec(config.function, config.kwargs), config, num_workers=1) as pool:
-            pool.wait_until_ready()
+def check_reward(config: RewardConfig, task: Task) -> None:
+    """Import the reward function in a process of its own, look at its signature, and try it on a row of the task.
+
+    The row's ground truth and an empty response are scored: a policy gives either. ConfigError says what is wrong with the
+    function; where failures are allowed (`on_failure` is not `raise`), one on the row is a warning.
+    """
+    if config.function is None:
+        return
+    with build_pool(FunctionSpec(config.function, config.kwargs), config, num_workers=1) as pool:
+        pool.wait_until_ready()
+        problem = task.train[0]
+        for response, kind in ((problem.answer, "the ground truth as the response"), ("", "an empty response")):
+            attempts = Attempts(1, max_retries=config.max_retries)
+            pool.score([_request(task.reward_inputs(problem), response)], attempts)
+            for failed in attempts.failed.values():
+                _report_trial(failed, problem, kind, config)
+
+
+def _report_trial(failed: Failed, problem: Problem, kind: str, config: RewardConfig) -> None:
+    text = (
+        f"{config.function} cannot score {kind}, tried before the start: the reward {failed.reason.removeprefix('the reward ')} "
+        f"on the training row {problem.uid} (answer {_shown(problem.answer)})"
+    )
+    trace = f"\n{failed.traceback}" if failed.traceback else ""
+    if config.on_failure == "raise":
+        raise ConfigError(f"reward.function: {text}{trace}\n{_ADVICE}")
+    logger.warning("%s (reward.on_failure=%s)%s", text, config.on_failure, trace)
 
 
 def _verified(task: Task, problem: Problem, response: str) -> Outcome:
@@ -145,27 +167,30 @@ def _extra_metrics(outcomes: Sequence[Outcome]) -> Mapping[str, Mean]:
     return {f"reward/{name}/mean": Mean.of(found) for name, found in numbers.items()}
 
 
-def _complaint(
-    failed: Sequence[int],
-    outcomes: Sequence[Outcome],
-    problems: Sequence[Problem],
-    responses: Sequence[str],
-    config: RewardConfig,
-) -> str:
-    number = f"all {len(outcomes)}" if len(failed) == len(outcomes) else f"{len(failed)} of {len(outcomes)}"
-    tries = f" in {config.max_retries + 1} tries each" if config.max_retries else ""
-    text = f"{number} responses could not be scored{tries}; {_row(failed[0], outcomes, problems, responses)}"
-    if len(failed) == len(outcomes):
-        return f"{text}\na run in which nothing can be scored stops whatever reward.on_failure says"
-    return f"{text}\nmend the reward, or set reward.on_failure=drop (leave such rows out) or =value"
+def _complete(attempts: Attempts) -> list[Outcome]:
+    """The outcomes of a batch that was not stopped."""
+    return [outcome for outcome in attempts.outcomes if outcome is not None]
 
 
-def _row(row: int, outcomes: Sequence[Outcome], problems: Sequence[Problem], responses: Sequence[str]) -> str:
-    outcome = outcomes[row]
-    assert isinstance(outcome, Failed)
-    where = f"row {row} (uid {problems[row].uid}, response {_shown(responses[row])}, answer {_shown(problems[row].answer)})"
-    return f"the reward {outcome.reason.removeprefix('the reward ')} on {where}" + (
-        f"\n{outcome.traceback}" if outcome.traceback else ""
+def _first_failure(told: str, num_rows: int, config: RewardConfig) -> str:
+    return f"a response of {num_rows} could not be scored{_tries(config)}; {told}\n{_ADVICE}"
+
+
+def _all_failed(told: str, num_rows: int, config: RewardConfig) -> str:
+    return (
+        f"all {num_rows} responses could not be scored{_tries(config, ' each')}; {told}\n"
+        "a run in which nothing can be scored stops whatever reward.on_failure says"
+    )
+
+
+def _tries(config: RewardConfig, each: str = "") -> str:
+    return f" in {config.max_retries + 1} tries{each}" if config.max_retries else ""
+
+
+def _told(failed: Failed, row: int, problem: Problem, response: str) -> str:
+    where = f"row {row} (uid {problem.uid}, response {_shown(response)}, answer {_shown(problem.answer)})"
+    return f"the reward {failed.reason.removeprefix('the reward ')} on {where}" + (
+        f"\n{failed.traceback}" if failed.traceback else ""
     )
 
 

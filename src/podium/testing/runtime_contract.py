@@ -8,6 +8,7 @@ runtime's name and makes groups of its own, which may end badly. `check_runtime`
 from __future__ import annotations
 
 import os
+import pickle
 import platform
 import threading
 import time
@@ -51,6 +52,7 @@ from podium.single_controller import (
 
 WORLD_SIZE = 4
 THREADS = 2
+MIXED_CALLS = 200
 MESH = ((1, False), (1, True), (0, True), (0, False))
 """(dp_rank, collects) by rank: two shards of two peers each, in an order that is not the ranks'."""
 
@@ -82,6 +84,7 @@ class ContractWorker(Worker):
         self.thread = threading.get_ident()
         self.threads_at_start = torch.get_num_threads()
         self.log: list[int] = []
+        self.marks: list[int | None] = []
         self.kept: dict[str, Tensor | NDArray[np.float64]] = {}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -122,7 +125,7 @@ class ContractWorker(Worker):
         time.sleep(0.05)
         return DataProto({"x": batch.batch["x"] + 1})
 
-    def not_registered(self, number: int) -> int:
+    def not_registered(self, number: Any) -> Any:
         return self.rank * number
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -156,6 +159,36 @@ class ContractWorker(Worker):
     def append(self, number: int) -> list[int]:
         self.log.append(number)
         return self.log
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def mark(self, number: int | None = None, payload: Tensor | None = None) -> None:
+        self.marks.append(number)
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL)
+    def mark_own(self, own: object) -> None:
+        self.marks.append(None)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def take_marks(self) -> list[int | None]:
+        marks, self.marks = self.marks, []
+        return marks
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def echo_later(self, value: object) -> object:
+        return value
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def zeros_later(self, num: int) -> NDArray[np.float64]:
+        self.kept["zeros"] = zeros = np.zeros(num)
+        return zeros
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sum_of_zeros(self) -> float:
+        return float(self.kept["zeros"].sum())
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def repeat_rows(self, batch: DataProto, times: int) -> DataProto:
+        return DataProto.from_dict({"x": batch.batch["x"].repeat_interleave(times)}, meta_info=batch.meta_info)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def product(self, seed: int) -> tuple[Tensor, Tensor]:
@@ -307,6 +340,7 @@ def check_padding(group: ContractGroup) -> None:
     assert group.call.count_rows(batch) == [(2, 0), (2, 0), (2, 1), (2, 2)]
     assert group.call.tag_rows(batch).batch["x"].tolist() == [0, 1, 2, 3, 4]
     assert group.call.add_one(batch).get().batch["x"].tolist() == [1, 2, 3, 4, 5]
+    assert group.call.repeat_rows(batch, 3).batch["x"].tolist() == [row for row in range(5) for _ in range(3)]
     assert len(batch) == 5
 
 
@@ -356,6 +390,38 @@ def check_futures(group: ContractGroup) -> None:
     assert all(future.done() for future in futures)
 
 
+def check_order(group: ContractGroup) -> None:
+    """Calls run in the order they were made, whatever their arguments weigh, non-blocking and blocking ones alike."""
+    payload = torch.zeros(1 << 16)
+    sizes: tuple[Callable[[int], object], ...] = (
+        lambda number: group.call.mark(),
+        lambda number: group.call.mark(number),
+        lambda number: group.call.mark(number, payload),
+    )
+    for number in range(MIXED_CALLS):
+        sizes[number % 3](number)
+    marks = [number if number % 3 else None for number in range(MIXED_CALLS)]
+    assert group.call.take_marks() == [marks] * WORLD_SIZE
+
+
+def check_bytes(group: ContractGroup) -> None:
+    """Bytes come and go as they are, also those that look like a message of the runtime's own."""
+    for value in (b"", b"plain", b"buffers:", pickle.dumps([1, 2]), bytes(1 << 18), bytearray(b"pickle")):
+        assert group.call.echo_later(value).get() == [value] * WORLD_SIZE
+        assert group.call.own_and_shared(Copy(value)) == [(value, None)] * WORLD_SIZE
+        assert group.execute_all_sync("not_registered", value) == [value * rank for rank in range(WORLD_SIZE)]
+
+
+def check_what_cannot_travel(group: ContractGroup) -> None:
+    """What cannot be sent to one rank is sent to none, and the group goes on."""
+    group.call.take_marks()
+    for rank in (0, WORLD_SIZE - 1):
+        own: list[object] = [threading.Lock() if other == rank else other for other in range(WORLD_SIZE)]
+        with expected(DispatchError):
+            group.call.mark_own(own)
+        assert group.call.take_marks() == [[]] * WORLD_SIZE, f"rank {rank} could not be sent its call, and others ran it"
+
+
 def check_nothing_is_shared(group: ContractGroup) -> None:
     """A worker writes into its arguments and what it returned, the driver into what it got: nobody else sees it."""
     array, row, note = np.zeros(3), np.zeros(3), np.zeros(3)
@@ -368,6 +434,10 @@ def check_nothing_is_shared(group: ContractGroup) -> None:
         tensor.fill_(9)
         written.fill(9)
     assert group.call.kept_sum() == [6.0] * WORLD_SIZE
+    for num in (3, 1 << 16):  # inside a message, and beside it
+        for zeros in group.call.zeros_later(num).get():
+            zeros += 1
+        assert group.call.sum_of_zeros() == [0.0] * WORLD_SIZE
 
 
 def check_threads(group: ContractGroup) -> None:
@@ -544,6 +614,9 @@ CALL_CHECKS: tuple[Callable[[ContractGroup], None], ...] = (
     check_unread_failure,
     check_async_methods,
     check_futures,
+    check_order,
+    check_bytes,
+    check_what_cannot_travel,
     check_nothing_is_shared,
     check_threads,
     check_bits,

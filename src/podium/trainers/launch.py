@@ -18,9 +18,12 @@ from podium.tasks import Scorer, Task
 from podium.trainers.evaluation import evaluate, greedy
 from podium.trainers.paths import anchored
 from podium.trainers.ppo import PPOTrainer
+from podium.trainers.report import rounded
 from podium.trainers.run_directory import RunDirectory
 from podium.trainers.session import Session, publish_model
 from podium.trainers.sft import SFTTrainer
+from podium.trainers.threads import threads_per_rank
+from podium.trainers.watch import NothingLearned, ThreadsWait, Watcher
 from podium.workers import ActorRolloutRefWorker, PolicySpec, Role, TrainingSpec, TrainingWorker
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,7 @@ def run(config: RunConfig, directory: RunDirectory, task: Task, progress: Progre
     config = anchored(config)
     directory.check_files()
     with directory.locked():
+        directory.check_task(task, config)
         directory.pin_settings(config)
         directory.pin_task(task)
         tokenizer = load_tokenizer(config.model)
@@ -64,7 +68,9 @@ def warm_up(
         save_freq=WARMUP_SAVE_FREQ,
         keep=config.trainer.keep_checkpoints,
         total_steps=config.warmup.steps,
+        watchers=_thread_watchers(config),
     )
+    _announce_start(config, progress)
     with session, _group(config, Init(TrainingWorker, spec), "warmup") as group:
         SFTTrainer(config, group, task, tokenizer, session).fit()
 
@@ -90,8 +96,10 @@ def reinforce(
         total_steps=trainer.total_steps,
         tensorboard=trainer.tensorboard,
         trackers=trackers,
+        watchers=[NothingLearned(), *_thread_watchers(config)],
     )
     spec = policy_spec(config, _start_model(config, directory))
+    _announce_start(config, progress)
     with (
         session,
         Scorer(task, config.reward, log=directory.path / "reward.log") as scorer,
@@ -100,6 +108,7 @@ def reinforce(
         ppo = PPOTrainer(config, group, task, scorer, tokenizer, session)
         ppo.fit()
         ppo.report_held_out("after", step=trainer.total_steps)
+        progress.announce("saving the model")
         publish_model(directory.hf, group.call.save_hf)
 
 
@@ -126,7 +135,7 @@ def evaluate_model(config: RunConfig, model: ModelConfig, task: Task) -> Scores:
             evaluate(generate, scorer, task.held_out, tokenizer, how, step=step, chat_template=chat_template)
             for how in (greedy(sampling), sampling)
         )
-    return Scores(greedy_score=likeliest.mean, sampled_score=sampled.mean, n=len(task.held_out))
+    return Scores(greedy_score=rounded(likeliest.mean), sampled_score=rounded(sampled.mean), n=len(task.held_out))
 
 
 def policy_spec(config: RunConfig, model: ModelConfig) -> PolicySpec:
@@ -153,12 +162,22 @@ def _draw_curve(directory: RunDirectory) -> None:
         logger.warning("curve.png is not drawn: %s", exc)
 
 
+def _announce_start(config: RunConfig, progress: Progress) -> None:
+    if config.runtime_name == "ray":
+        progress.announce(f"starting {config.num_workers} Ray worker(s)")
+
+
+def _thread_watchers(config: RunConfig) -> list[Watcher]:
+    """This process's CPU time tells of the ranks only where they live in it."""
+    return [ThreadsWait()] if config.runtime_name == "inline" else []
+
+
 def _group(config: RunConfig, init: Init[W], name: str) -> WorkerGroup[W]:
     return WorkerGroup(
         ResourcePool([config.num_workers]),
         init,
         runtime=config.runtime_name,
         name=name,
-        threads_per_rank=config.threads_per_rank,
+        threads_per_rank=threads_per_rank(config),
         call_timeout_s=None if config.runtime_name == "inline" else config.call_timeout_s,
     )

@@ -123,7 +123,7 @@ class PPOTrainer:
         columns = batch.select([*UPDATE_COLUMNS, *(["ref_log_prob"] if self.config.actor.use_kl_loss else [])], [], [])
         columns = columns[interleave_groups(columns.batch["mini_batch"][:, 0])]  # so that each rank has its part of each
         columns.meta_info["temperature"] = self.config.rollout.sampling.temperature
-        columns.meta_info["num_mini_batches"] = self.config.trainer.prompts_per_step // self.config.actor.mini_batch_prompts
+        columns.meta_info["num_mini_batches"] = self.config.trainer.prompts_per_step // self.config.mini_batch_prompts
         metrics: Metrics = self.policy.update_actor(columns).meta_info["metrics"]
         return metrics.prefixed("actor")
 
@@ -164,6 +164,7 @@ class PPOTrainer:
     def report_held_out(self, when: str, *, step: int) -> None:
         """Greedy and sampled scores on the held-out split into `report.json`; nothing else ever reads that split."""
         sampling = self.config.rollout.sampling
+        self.session.announce(f"held-out evaluation, {when}: {len(self.task.held_out)} problems, greedy and sampled")
         with self.session.spans("held_out"):
             likeliest = self._evaluate(self.task.held_out, greedy(sampling), step)
             sampled = self._evaluate(self.task.held_out, sampling, step)
@@ -175,7 +176,7 @@ class PPOTrainer:
 
     def _mini_batches(self, groups_B: Tensor, step: int) -> Tensor:
         """[B, epochs] int64: whole prompts go to a mini-batch, in the sampler's order first, shuffled in later epochs."""
-        num_prompts, size = self.config.trainer.prompts_per_step, self.config.actor.mini_batch_prompts
+        num_prompts, size = self.config.trainer.prompts_per_step, self.config.mini_batch_prompts
         places = [torch.arange(num_prompts)]
         for epoch in range(1, self.config.actor.epochs):
             places.append(torch.from_numpy(np.random.default_rng([self.config.seed, step, epoch]).permutation(num_prompts)))

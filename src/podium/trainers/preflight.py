@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TypeAlias
@@ -15,11 +16,15 @@ from podium.models import check_model_path, load_model_config, load_tokenizer
 from podium.tasks import Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
 from podium.trainers.paths import anchored
 
+logger = logging.getLogger(__name__)
+
 Limits: TypeAlias = Sequence[tuple[str, int]]
 
 
-def prepare(config: RunConfig, *, is_trained: bool = True) -> Task:
+def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) -> Task:
     """The run's task, once everything that can be known has been checked; `is_trained` is False for a model that is only tried.
+
+    What there is to remark about the rows is logged when a run `is_new`, and not again when it goes on or is scored.
 
     ConfigError, MissingExtraError or TaskError say what to change; nothing was written or started then.
     """
@@ -38,7 +43,10 @@ def prepare(config: RunConfig, *, is_trained: bool = True) -> Task:
     limits = _limits(config, model_config)
     _check_lengths(config, task, lengths, limits)
     _check_targets(config, task, lengths, limits, tokenizer)
-    check_reward(config.reward)
+    check_reward(config.reward, task)
+    if is_trained and is_new:
+        for remark in task.remarks:
+            logger.warning("%s", remark)
     return task
 
 
@@ -98,18 +106,20 @@ def _check_reference(config: RunConfig, policy: PreTrainedConfig) -> None:
 
 
 def _check_extras(config: RunConfig) -> None:
+    """MissingExtraError with all that is missing, in one pip line, and how to do without."""
     needed = {}
     if not config.task.has_files:
         needed["reasoning_gym"] = ("tasks", f"the task {config.task.name!r}")
     if config.runtime_name == "ray":
-        needed["ray"] = ("ray", "runtime=ray")
+        needed["ray"] = ("ray", f"runtime={config.runtime} with num_workers={config.num_workers}")
     if config.trainer.tensorboard:
-        needed["tensorboard"] = ("tensorboard", "trainer.tensorboard=true")
+        needed["tensorboard"] = ("tensorboard", "trainer.tensorboard=true (trainer.tensorboard=false does without)")
     if config.trainer.curve:
-        needed["matplotlib"] = ("plot", "trainer.curve=true")
-    for package, (extra, needed_for) in needed.items():
-        if find_spec(package) is None:
-            raise MissingExtraError(package.replace("_", "-"), extra, needed_for)
+        needed["matplotlib"] = ("plot", "trainer.curve=true (trainer.curve=false does without)")
+    missing = {package.replace("_", "-"): why for package, why in needed.items() if find_spec(package) is None}
+    if missing:
+        extras, needs = zip(*missing.values(), strict=True)
+        raise MissingExtraError(", ".join(missing), ",".join(extras), " and ".join(needs))
 
 
 def _limits(config: RunConfig, model_config: PreTrainedConfig) -> list[tuple[str, int]]:

@@ -104,7 +104,7 @@ def _sample(batch: DataProto, row: int) -> Sample:
         prompt=problem.prompt_text,
         response=batch.non_tensor_batch["response"][row],
         answer=problem.answer,
-        reward=float(batch.batch["rewards"][row]) if batch.batch["is_scored"][row] else None,
+        reward=rounded(float(batch.batch["rewards"][row])) if batch.batch["is_scored"][row] else None,
     )
 
 
@@ -116,8 +116,13 @@ def held_out(problems: Sequence[Problem], likeliest: Evaluation, sampled: Evalua
     answers = [Answer(prompt=p.prompt_text, answer=p.answer, response=text, score=value) for p, text, value in rows]
     failed = likeliest.num_failed + sampled.num_failed
     return HeldOut(
-        greedy_score=likeliest.mean, sampled_score=sampled.mean, n=len(problems), failed=failed, answers=answers
+        greedy_score=rounded(likeliest.mean), sampled_score=rounded(sampled.mean), n=len(problems), failed=failed, answers=answers
     ).model_dump()
+
+
+def rounded(value: float) -> float:
+    """A score as it is written and printed: a float32 of 0.7 is 0.7, not 0.699999988."""
+    return round(value, 6)
 
 
 def _mean(values: Tensor) -> Mean:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from podium.checkpoint import CheckpointStore
 from podium.config import RunConfig, read_yaml, resolve, to_yaml
 from podium.errors import ConfigError
 from podium.tasks import Task, task_fingerprint
 from podium.trainers.json_files import read_json, write_json, write_text
 from podium.trainers.paths import anchored
 from podium.trainers.report import check_report
-from podium.trainers.settings import SettingsRecord
+from podium.trainers.settings import SettingsRecord, changes
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,15 @@ class RunDirectory:
         run.check_settings(config)
         return run, config
 
+    def is_done(self, config: RunConfig) -> bool:
+        """Whether nothing of the config is left to do: its last step is in a whole checkpoint, model and scores are there.
+
+        CheckpointError when there are checkpoints and none is whole.
+        """
+        checkpoint = CheckpointStore(self.checkpoints, keep=config.trainer.keep_checkpoints).latest()
+        is_last = checkpoint is not None and checkpoint.step == config.trainer.total_steps
+        return is_last and self.has_model and "after" in self.read_report()
+
     def check_files(self) -> None:
         """ConfigError for what cannot be read or written later: a folder in a file's place and the like, a damaged JSON file."""
         for names, is_right, kind in ((FOLDERS, Path.is_dir, "folder"), (FILES, Path.is_file, "file")):
@@ -175,10 +185,20 @@ class RunDirectory:
         if not self.task.is_file():
             write_json(self.task, {"fingerprint": task_fingerprint(task)})
 
-    def check_task(self, task: Task) -> None:
-        """ConfigError when these are not the problems that the run began with: what it trained on might now be held out."""
+    def check_task(self, task: Task, config: RunConfig | None = None) -> None:
+        """ConfigError when these are not the problems that the run began with: what it trained on might now be held out.
+
+        The message names the settings of the task that `config` would change.
+        """
         known, found = self._fingerprint(), task_fingerprint(task)
         if known is not None and known != found:
+            recorded = self.settings.read()
+            edits = changes(recorded, anchored(config)) if recorded and config else []
+            if of_task := [str(edit) for edit in edits if edit.key.startswith("task.")]:
+                raise ConfigError(
+                    f"{'; '.join(of_task)}: the problems would not be those that {self.path} began with, and what it trained on "
+                    "might now be held out. Leave the setting as it was, or start a new run"
+                )
             raise ConfigError(
                 f"the problems of the task are not those that {self.path} began with (fingerprint {found[:12]}, {self.task.name} "
                 f"has {known[:12]}): the task's files, or the library that makes the problems, changed since. Put them back as "

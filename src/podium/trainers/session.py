@@ -17,6 +17,7 @@ from podium.checkpoint import CheckpointStore, sync
 from podium.errors import CheckpointError
 from podium.observability import METRICS_FILE, THROUGHPUT, TOKENS_PER_S, Last, Metrics, Progress, Recorder, Sample, Spans, Tracker
 from podium.trainers.run_directory import RunDirectory
+from podium.trainers.watch import Watcher
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +61,10 @@ class Session:
         total_steps: int,
         tensorboard: bool = False,
         trackers: Sequence[Tracker] = (),
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self.run, self.total_steps, self._num_ranks = run, total_steps, num_ranks
-        self._progress, self._save_freq = progress, save_freq
+        self._progress, self._save_freq, self._watchers = progress, save_freq, watchers
         self._store = CheckpointStore(run.checkpoints, keep=keep)
         self._recorder = Recorder(run.path, tensorboard=tensorboard, trackers=trackers)
         self.spans = Spans(progress.activity)
@@ -121,8 +123,14 @@ class Session:
         self._recorder.log_samples(step, samples or [])
         self._recorder.log_step(step, floats)
         self._progress.update(step, floats)
+        for warning in filter(None, [watcher.see(floats) for watcher in self._watchers]):
+            logger.warning("step %d: %s", step, warning)
         if step == 0 or step == self.total_steps or (self._save_freq and step % self._save_freq == 0):
             self._save(step, save)
+
+    def announce(self, text: str) -> None:
+        """Tell the terminal what begins now and may take long."""
+        self._progress.announce(text)
 
     def _save(self, step: int, save: Saver) -> None:
         with self.spans("save_checkpoint"), self._store.writing(step) as folder:

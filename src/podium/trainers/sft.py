@@ -38,6 +38,7 @@ class SFTTrainer:
             batch = self.batch(step)
             metrics = self.update(batch)
             self.session.end_step(step, metrics.prefixed("warmup"), self.model.save_checkpoint)
+        self.session.announce("saving the warmed-up model")
         publish_model(self.session.run.hf, self.model.save_hf)
 
     @timed

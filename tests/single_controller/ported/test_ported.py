@@ -108,10 +108,12 @@ def test_one_group(folder: Path):
     assert run(folder / "train.py", session_address()) == TRAINED.strip().splitlines()
 
 
+@pytest.mark.slow  # a cluster of its own
 def test_colocated_roles_on_several_pools(folder: Path):
     assert run(folder / "colocated.py", "local") == COLOCATED.strip().splitlines()
 
 
+@pytest.mark.slow  # two drivers of their own
 def test_workers_that_outlive_their_driver(folder: Path):
     assert run(folder / "detached_server.py", session_address()) == [SERVED]
     assert run(folder / "detached_client.py", session_address()) == ATTACHED.strip().splitlines()

@@ -43,7 +43,7 @@ def connect(world_size: int) -> None:
 def _join(address: str) -> None:
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
-    except (ConnectionError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError) as error:
         raise ResourceError(
             f"RAY_ADDRESS is {address!r}, but no Ray cluster can be joined there: {error}. Correct it, or unset it to start one "
             "on this machine"

@@ -173,9 +173,9 @@ def no_room(pool: ResourcePool, name: str, within_s: float | None = None) -> Res
         if any(cluster.state_of(group) != "CREATED" for group in placed.groups):
             return _no_place(reservation, placed.groups, placed.bundle, bin_pack=True, within_s=within_s)
     return ResourceError(
-        f"the {pool.world_size} ranks of group {name!r} got no process within {within_s:g} s (start_timeout_s), though their "
-        "pool has its place: is Ray able to start processes there, or is it installing their environment? The pool's "
-        f"max_colocate_count is {pool.max_colocate_count}"
+        f"the {pool.world_size} ranks of group {name!r} got no process within {within_s:g} s, though their pool has its "
+        "place: is Ray able to start processes there, or still installing their environment? start_timeout_s gives them more "
+        f"time; the pool's max_colocate_count is {pool.max_colocate_count}"
     )
 
 
@@ -311,12 +311,12 @@ def _no_place(
     reservation: Reservation, groups: Sequence[PlacementGroup], bundle: dict[str, float], *, bin_pack: bool, within_s: float
 ) -> ResourceError:
     counts = reservation.process_on_nodes
-    waited = f"Ray placed not all of {list(counts)} within {within_s:g} s (start_timeout_s)"
+    waited = f"Ray placed not all of {list(counts)} within {within_s:g} s"
     try:
         plan_placement(counts, bundle, cluster.nodes_now(besides=groups), bin_pack=bin_pack)
     except ResourceError as error:
         return ResourceError(f"{waited}: {error}")
-    return ResourceError(f"{waited}, though they fit: is the cluster busy or starting?")
+    return ResourceError(f"{waited}, though they fit: is the cluster busy or starting? start_timeout_s gives a group more time")
 
 
 def _spots(groups: Sequence[PlacementGroup], counts: Sequence[int], alive: Sequence[Node]) -> list[Spot]:

@@ -109,7 +109,9 @@ class RayRuntime(Runtime):
         cluster.connect(spec.pool.world_size)
         self._session = cluster.session()
         bin_pack = bool(spec.options.get("bin_pack", True))
-        reservations.hold(self._holder, spec.name, spec.pool, detached=spec.detached, bin_pack=bin_pack)
+        reservations.hold(
+            self._holder, spec.name, spec.pool, detached=spec.detached, bin_pack=bin_pack, within_s=spec.start_timeout_s
+        )
         order = reservations.order_of(spec.pool)
         seats = reservations.seats(spec.pool, order)
         self._make_actors(spec, order, seats)
@@ -258,9 +260,9 @@ class RayRuntime(Runtime):
 
     def _await(self, refs: list[Any], spec: GroupSpec) -> list[Any]:
         try:
-            return ray.get(refs, timeout=cluster.PLACEMENT_TIMEOUT_S)
+            return ray.get(refs, timeout=spec.start_timeout_s)
         except GetTimeoutError:
-            raise reservations.no_room(spec.pool, spec.name) from None
+            raise reservations.no_room(spec.pool, spec.name, spec.start_timeout_s) from None
         except RayError as error:
             cause = getattr(error, "cause", None)
             if isinstance(cause, ResourceError):

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from podium.errors import RegistrationError
+from podium.single_controller import Dispatch, ResourcePool, Worker, WorkerGroup, create_colocated_worker_cls, register
+
+
+class Place(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def place(self) -> tuple[Any, int, list[str]]:
+        return getattr(self, "x", None), self.rank, sorted(self.fused_worker_dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Place):
+    x: int = 1
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted(Place):
+    x: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Both(Place):
+    x: int = 1
+
+
+class Closed(Place):
+    """Assignments need something that only its constructor makes."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "x", 1)
+        object.__setattr__(self, "writable", ())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{name} is not one of {self.writable}")
+
+
+@pytest.mark.parametrize("cls", [Frozen, Slotted, Both, Closed])
+def test_a_class_that_refuses_assignments_is_a_worker_like_any_other(cls: type[Place]):
+    assert cls().place() == (1, 0, [])
+    with WorkerGroup(ResourcePool([2]), cls) as group:
+        assert group.call.place() == [(1, 0, []), (1, 1, [])]
+    with WorkerGroup(ResourcePool([2]), create_colocated_worker_cls({"first": cls, "second": cls})) as both:
+        assert both.spawn()["second"].place() == [(1, 0, ["first", "second"]), (1, 1, ["first", "second"])]
+
+
+@pytest.mark.parametrize("name", [None, 3, "", ["actor"]])
+def test_a_mesh_is_registered_under_a_string(name: Any):
+    with pytest.raises(RegistrationError, match="a mesh is named by a string"):
+        Worker()._register_dispatch_collect_info(name, 0, is_collect=True)
+
+
+@pytest.mark.parametrize(("dp_rank", "is_collect"), [("0", True), (None, True), (0.0, True), (True, True), (0, "no"), (0, 1)])
+def test_a_place_in_a_mesh_is_a_number_and_a_bool(dp_rank: Any, is_collect: Any):
+    worker = Worker()
+    with pytest.raises(RegistrationError, match=f"'actor' of Worker, rank 0: .* got {dp_rank!r} and {is_collect!r}"):
+        worker._register_dispatch_collect_info("actor", dp_rank, is_collect)
+    worker._register_dispatch_collect_info("actor", 0, is_collect=True)
+    assert worker._query_dispatch_info("actor") == (0, True)

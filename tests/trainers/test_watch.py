@@ -1,0 +1,59 @@
+"""What earns one warning while a run goes on, and what does not."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from podium.observability import Last, Metrics, Progress
+from podium.trainers import RunDirectory, Session
+from podium.trainers.watch import NUM_STEPS, NothingLearned, ThreadsWait
+
+
+def said(watcher: NothingLearned | ThreadsWait, rows: list[dict[str, float]]) -> list[int]:
+    """The steps, counted from 1, at which the watcher speaks."""
+    return [step for step, row in enumerate(rows, start=1) if watcher.see(row)]
+
+
+def test_steps_without_any_advantage_are_told_once():
+    flat, some = {"critic/advantages/zero_frac": 1.0}, {"critic/advantages/zero_frac": 0.99}
+    assert said(NothingLearned(), [flat] * 20) == [NUM_STEPS]
+    assert said(NothingLearned(), [*[flat] * (NUM_STEPS - 1), some] * 3) == []
+    assert said(NothingLearned(), [some, *[flat] * NUM_STEPS]) == [NUM_STEPS + 1]
+    assert said(NothingLearned(), [{"val/score/mean": 0.0}] * 9) == [], "a row without training"
+
+
+def step(threads: float, cpu_s: float, *, score_s: float = 0.0) -> dict[str, float]:
+    return {"actor/threads_per_rank": threads, "timing_s/step": 10.0, "timing_s/score": score_s, "perf/cpu_s": cpu_s}
+
+
+@pytest.mark.parametrize(
+    ("row", "is_told"),
+    [
+        (step(2, 7.0), True),
+        (step(2, 9.0), False),  # much of a step is one thread's work
+        (step(2, 19.0), False),
+        (step(1, 5.0), False),
+        (step(2, 7.0, score_s=2.0), False),  # the rewards' processes did something meanwhile
+    ],
+)
+def test_threads_that_wait_for_cores_are_told(row, is_told):
+    assert said(ThreadsWait(), [row] * 9) == ([NUM_STEPS] if is_told else [])
+
+
+def test_a_session_logs_what_its_watchers_say(tmp_path, caplog):
+    progress, watchers = Progress(Console(file=io.StringIO())), [NothingLearned()]
+    sizes = {"num_ranks": 1, "save_freq": 0, "keep": 1, "total_steps": 99}
+    with (
+        caplog.at_level(logging.WARNING),
+        Session(RunDirectory(tmp_path), progress, watchers=watchers, **sizes) as session,
+    ):
+        for number in range(1, 9):
+            session.end_step(number, Metrics({"critic/advantages/zero_frac": Last(1.0)}), lambda folder: None)
+    assert [record.message for record in caplog.records if "nothing was learned" in record.message] == [
+        f"step {NUM_STEPS}: nothing was learned from the last {NUM_STEPS} steps: all samples of each prompt had the same reward "
+        "(mean 0), which leaves no gradient. Try a longer warm-up, an easier task, partial credit, or a larger rollout.sampling.n"
+    ]
