@@ -106,6 +106,7 @@ def test_a_section_with_a_shorthand_may_be_given_as_a_mapping():
     assert "dtype: float64" in explained.stdout
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_overrides_and_names_edits(tmp_path):
     overrides = [*SMALL, "warmup.steps=0", "trainer.total_steps=1", f"run_root={tmp_path}/runs"]
     assert podium("train", "spell_backward", *overrides).returncode == 0
@@ -177,6 +178,7 @@ def test_a_failure_while_running_is_exit_code_1(tmp_path):
     assert "none is complete" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_writes_is_refused_until_that_process_is_dead(tmp_path):
     """Two `--resume` of one run would interleave its rows and write its checkpoints into each other."""
     overrides = [*SMALL, "warmup.steps=0", "trainer.total_steps=1", f"run_root={tmp_path}/runs"]
@@ -201,6 +203,7 @@ def test_a_run_that_another_process_writes_is_refused_until_that_process_is_dead
     assert podium("train", "--resume", str(run)).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_bfloat16_model_may_be_evaluated_but_not_trained(tmp_path):
     overrides = [*SMALL, "warmup.steps=0", "trainer.total_steps=1"]
     assert podium("train", "spell_backward", *overrides, f"run_root={tmp_path}/runs").returncode == 0

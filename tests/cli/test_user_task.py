@@ -48,6 +48,7 @@ def test_the_example_of_the_docs_runs(example):
     assert json.loads(scored.stdout) == {key: reported[key] for key in ("greedy_score", "sampled_score", "n")}
 
 
+@pytest.mark.slow
 def test_a_run_on_files_goes_on_and_is_scored_from_another_working_directory(example, tmp_path_factory):
     assert podium("train", "sort.yaml", *SMALL, cwd=example).returncode == 0
     elsewhere, run = tmp_path_factory.mktemp("elsewhere"), str(example / "runs" / "latest")

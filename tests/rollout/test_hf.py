@@ -18,7 +18,7 @@ from podium.weights import named_weights
 from tests.rollout.builders import EOS, RAGGED, batch_of, forward_shapes, llama, recomputed, rollout_of, rows_of
 
 SAMPLED = SamplingConfig(max_new_tokens=8, n=4)
-GREEDY = SamplingConfig(max_new_tokens=8, temperature=0.0)
+GREEDY = SamplingConfig(n=1, max_new_tokens=8, temperature=0.0)
 
 
 def samples(data: DataProto) -> dict[tuple[str, int], tuple[int, ...]]:

@@ -69,7 +69,7 @@ def greedy_by_transformers(model: tf.PreTrainedModel, prompt: list[int], max_new
 def test_generates_what_transformers_generates(name: str) -> None:
     model = model_of(CONFIGS[name]())
     rollout = rollout_of(model)
-    greedy = rollout.generate(batch_of(), SamplingConfig(max_new_tokens=9, temperature=0.0), seed=0, step=0)
+    greedy = rollout.generate(batch_of(), SamplingConfig(n=1, max_new_tokens=9, temperature=0.0), seed=0, step=0)
     assert rows_of(greedy, "responses") == [greedy_by_transformers(model, prompt, 9) for prompt in RAGGED]
 
     sampled = rollout.generate(batch_of(), SamplingConfig(max_new_tokens=9, n=3), seed=0, step=0)
@@ -88,7 +88,7 @@ def test_a_model_with_its_state_elsewhere_is_refused() -> None:
         vocab_size=40, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, lru_width=32
     )
     with pytest.raises(RolloutError, match="RecurrentGemmaForCausalLM keeps its recurrent state outside"):
-        rollout_of(model_of(config)).generate(batch_of(), SamplingConfig(max_new_tokens=3), seed=0, step=0)
+        rollout_of(model_of(config)).generate(batch_of(), SamplingConfig(n=1, max_new_tokens=3), seed=0, step=0)
 
 
 def test_recurrent_models_share_batches_by_length() -> None:

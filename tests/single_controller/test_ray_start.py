@@ -241,6 +241,7 @@ def test_a_name_is_free_again_once_its_group_is_closed_or_restarted():
         assert another.worker_names == ["againRanks_0:0"]
 
 
+@pytest.mark.slow
 def test_a_detached_group_is_made_used_and_ended_by_three_drivers():
     address = ray.get_runtime_context().gcs_address
 

@@ -120,6 +120,7 @@ def test_kill_9_in_the_middle_of_a_step_then_resume_equals_the_uninterrupted_run
     assert (directory.path / "samples.jsonl").read_text() == (whole_run.path / "samples.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_warm_up_then_resume_equals_the_uninterrupted_run(warmed_up, tmp_path):
     die(tmp_path, "", 120)
     directory, config = RunDirectory.open(tmp_path / "latest")
