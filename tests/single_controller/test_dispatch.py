@@ -152,6 +152,14 @@ def test_a_list_of_another_length_names_both_lengths(values: Any):
             send(mode, key=values)
 
 
+@pytest.mark.parametrize("values", [torch.arange(4), range(4), "abcd", {0: 1, 1: 2, 2: 3}, 5, iter([1, 2, 3])])
+def test_values_per_rank_are_counted_whatever_they_are_in(values: Any):
+    with pytest.raises(DispatchError, match=r"argument 0 has 4 values for 3 ranks|argument 0 is PerRank of"):
+        send(Dispatch.ALL_TO_ALL, PerRank(values))
+    with pytest.raises(DispatchError):
+        send(Dispatch.ONE_TO_ALL, PerRank(values))
+
+
 def test_dp_compute_takes_lists_and_tuples_alike_and_nothing_else_unsaid():
     assert send(Dispatch.DP_COMPUTE, [1, 2, 3], (4, 5, 6), Copy(7))[0] == (PerRank([1, 2, 3]), PerRank((4, 5, 6)), Copy(7))
     with pytest.raises(DispatchError, match="argument 0 is a list with one value for each of the 3 ranks, got int"):

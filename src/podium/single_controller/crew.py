@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from types import NoneType
 from typing import Any, Self
 
 from podium.errors import ConfigError, UnsupportedByRuntime
@@ -14,7 +15,7 @@ from podium.single_controller.mesh import Mesh
 from podium.single_controller.open_calls import OpenCalls, Unread
 from podium.single_controller.outbox import Deferred, Outbox
 from podium.single_controller.pending_call import PendingCall
-from podium.single_controller.runtime.base import CONSTRUCTOR, GroupSpec, RankCall, Reply, Runtime, build_runtime
+from podium.single_controller.runtime.base import CONSTRUCTOR, GroupSpec, RankCall, Reply, Runtime, build_runtime, check_kind
 from podium.single_controller.runtime.capabilities import CAPABILITIES, require
 from podium.single_controller.status import CallStatus, GroupStatus
 from podium.single_controller.supervision import SLOW_AFTER_S
@@ -211,6 +212,7 @@ class Crew:
         return PendingCall(self.runtime, self.name, method, tickets, timeout_s, self.life, self._slow_after_s, self._open_calls)
 
     def _checked(self, timeout_s: float | None) -> float | None:
+        check_kind("a time limit", timeout_s, (int, float, NoneType), "a number of seconds or None")
         if timeout_s is not None and not timeout_s > 0:
             raise ConfigError(f"a time limit is more than 0 seconds, got {timeout_s:g}")
         if timeout_s is not None:

@@ -160,14 +160,17 @@ def as_copy(value: Any) -> Sent:
 
 def one_per_rank_or_copy(world_size: int, name: str, value: Any) -> Sent:
     """A list's or tuple's items for a rank each, any other value for all. DispatchError for a list of another length."""
-    values = value.values if isinstance(value, PerRank) else value
-    if isinstance(values, list | tuple):
-        if len(values) != world_size:
-            raise DispatchError(
-                f"{name} has {len(values)} values for {world_size} ranks: give one per rank, or Copy(x) to send all to each"
-            )
-        return value if isinstance(value, PerRank) else PerRank(values)
-    return as_copy(value)
+    is_said = isinstance(value, PerRank)
+    values = value.values if is_said else value
+    if not is_said and not isinstance(values, list | tuple):
+        return as_copy(value)
+    if not hasattr(values, "__len__") or not hasattr(values, "__getitem__") or isinstance(values, Mapping):
+        raise DispatchError(f"{name} is PerRank of {type(values).__name__}: give a list with one value for each rank")
+    if len(values) != world_size:
+        raise DispatchError(
+            f"{name} has {len(values)} values for {world_size} ranks: give one per rank, or Copy(x) to send all to each"
+        )
+    return value if is_said else PerRank(values)
 
 
 # -- rows over a mesh ----------------------------------------------------------------------------------------------------

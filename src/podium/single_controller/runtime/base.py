@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
+from types import NoneType
 from typing import Any, TypeAlias
 
 from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime, WorkerError, unknown_name
@@ -52,6 +53,11 @@ class GroupSpec:
     """What only one runtime understands (Ray's own actor options)."""
 
     def __post_init__(self) -> None:
+        check_kind("the pool of a group", self.pool, ResourcePool, "a ResourcePool")
+        check_kind("name", self.name, str, "text")
+        check_kind("name_prefix", self.name_prefix, (str, NoneType), "text or None")
+        check_kind("threads_per_rank", self.threads_per_rank, int, "a number of threads")
+        check_kind("start_timeout_s", self.start_timeout_s, (int, float), "a number of seconds")
         if self.threads_per_rank < 0:
             raise ResourceError(f"threads_per_rank is a number of threads or 0 for the default, got {self.threads_per_rank}")
         if not self.start_timeout_s > 0:
@@ -80,6 +86,12 @@ class GroupSpec:
             )
             for rank, (local_rank, local_world_size) in enumerate(places)
         ]
+
+
+def check_kind(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+    """ConfigError for a setting of a kind that it cannot have."""
+    if not isinstance(value, kinds):
+        raise ConfigError(f"{name} is {expected}, got {value!r}")
 
 
 class Reply(Enum):
@@ -185,6 +197,7 @@ RUNTIMES: dict[str, str] = {
 
 def build_runtime(name: str) -> Runtime:
     """A runtime for one crew. ConfigError for an unknown name, MissingExtraError when its package is not installed."""
+    check_kind("runtime", name, str, "the name of a runtime")
     if name not in RUNTIMES:
         raise ConfigError(unknown_name("runtime", name, RUNTIMES))
     module, _, class_name = RUNTIMES[name].partition(":")
