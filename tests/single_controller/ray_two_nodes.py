@@ -89,7 +89,11 @@ def main() -> None:
         print("sum")
 
         napping = group.nap(8.0)
-        status = group.status(stacks=True)
+        for _ in range(10):  # a rank may not have started the call yet
+            status = group.status(stacks=True)
+            if all("nap" in status.ranks[rank].stacks for rank in range(6)):
+                break
+            time.sleep(0.5)
         check(all("nap" in status.ranks[rank].stacks for rank in range(6)), status)
         napping.get()
         print("stacks")
