@@ -7,7 +7,9 @@ controller's benchmark that looks inside Podium: it implements the `Runtime` sea
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
+from podium.single_controller import CAPABILITIES
 from podium.single_controller.runtime.base import (
     RUNTIMES,
     Answer,
@@ -47,5 +49,6 @@ class InstantRuntime(Runtime):
 
 def offer_instant_runtime() -> str:
     """Make it known to groups; returns the name to ask for."""
+    CAPABILITIES["instant"] = replace(CAPABILITIES["inline"], timeouts=True)
     RUNTIMES["instant"] = f"{__name__}:{InstantRuntime.__name__}"
     return "instant"
