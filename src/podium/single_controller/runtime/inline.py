@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from podium.errors import DispatchError, UnsupportedByRuntime, WorkerError
@@ -23,7 +24,7 @@ from podium.single_controller.runtime.base import (
     Testimony,
 )
 from podium.single_controller.runtime.capabilities import require
-from podium.single_controller.runtime.rank import called_as, method_of, run_as_rank, worker_error
+from podium.single_controller.runtime.rank import call_method, called_as, run_as_rank, worker_error
 
 
 class InlineRuntime(Runtime):
@@ -62,9 +63,7 @@ class InlineRuntime(Runtime):
         self._workers.clear()
 
     def _call(self, rank: int, call: RankCall, answers: bool) -> Outcome:
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return method_of(self._workers[rank], call.role, call.method)(*args, **kwargs)
-
+        method = partial(call_method, self._workers[rank], call.role, call.method)
         name = called_as(call.role, call.method)
         return self._run(self._contexts[rank], name, method, call.args, call.kwargs, answers=answers)
 

@@ -35,6 +35,11 @@ def method_of(worker: Any, role: str | None, method: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], getattr(target, method))
 
 
+def call_method(worker: Any, role: str | None, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call the method, looked up only now: that it is missing is the call's failure."""
+    return method_of(worker, role, method)(*args, **kwargs)
+
+
 def called_as(role: str | None, method: str) -> str:
     """A method's name in messages: `update`, or `actor.update` for that of a role."""
     return method if role is None else f"{role}.{method}"

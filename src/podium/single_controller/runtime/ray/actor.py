@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import cloudpickle
@@ -31,7 +32,7 @@ from podium.single_controller.context import RankContext, running_as
 from podium.single_controller.registration import registration_of
 from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
 from podium.single_controller.runtime.payload import HoldsReference, Packed, pack, unpack
-from podium.single_controller.runtime.rank import called_as, method_of, run_as_rank, worker_error
+from podium.single_controller.runtime.rank import call_method, called_as, method_of, run_as_rank, worker_error
 from podium.single_controller.runtime.ray.order import Order, Turns
 from podium.single_controller.runtime.witness import Witness, leave_traces
 
@@ -102,10 +103,7 @@ class RankActor:
 
     def _podium_call(self, role: str | None, name: str, reply: Reply, packed: Packed, args: Any, kwargs: Any) -> Any:
         args, kwargs = _arguments(packed, args, kwargs)
-
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return method_of(self, role, name)(*args, **kwargs)
-
+        method = partial(call_method, self, role, name)
         return self._podium_reply(self._podium_run(role, name, method, args, kwargs), reply)
 
     def _podium_reply(self, result: Any, reply: Reply) -> Any:
@@ -194,7 +192,7 @@ def actor_class(worker_class: type) -> type:
     # Being found under no module, it is pickled by value; so is its base, if that was defined in the driver's __main__, and
     # any other base is imported by the worker.
     known = entries_of(worker_class)
-    is_async = any(known.values()) or _has_coroutines(worker_class)
+    is_async = is_asynchronous(worker_class, known)
     make, any_method = (_async_entry, _any_async) if is_async else (_entry, _any)
     entries = {entry_name(role, name, reply): make(role, name, reply) for role, name in known for reply in Reply}
     for (role, name), is_coroutine in known.items():
@@ -202,6 +200,14 @@ def actor_class(worker_class: type) -> type:
             entries |= {entry_name(role, name, reply): _awaiting_entry(role, name, reply) for reply in Reply}
     members = {"__module__": worker_class.__module__, ANY_METHOD: any_method, **entries}
     return type(worker_class.__name__, (AsyncRankActor if is_async else RankActor, worker_class), members)
+
+
+def is_asynchronous(worker_class: type, entries: Mapping[tuple[str | None, str], bool]) -> bool:
+    """Whether a rank of this class is an asynchronous actor: for a coroutine method of its own, or of one of its roles.
+
+    `entries` are those of `entries_of`.
+    """
+    return any(entries.values()) or _has_coroutines(worker_class)
 
 
 def entries_of(worker_class: type) -> dict[tuple[str | None, str], bool]:

@@ -63,6 +63,7 @@ from podium.single_controller.runtime.ray.actor import (
     actor_class,
     entries_of,
     entry_name,
+    is_asynchronous,
     rank_environment,
     signatures_kept,
 )
@@ -143,8 +144,8 @@ class RayRuntime(Runtime):
         self._actors = {context.rank: actor for context, (_, actor) in zip(self._contexts, known, strict=True)}
         self._foreign = {told.placement_group for told, _ in known if told.placement_group is not None}
         self._names = [told.name for told, _ in known]
-        self._has_entry = entries_of(worker_class)
-        self._lines = Lines(secrets.token_hex(8)) if issubclass(actor_class(worker_class), AsyncRankActor) else None
+        entries = self._has_entry = entries_of(worker_class)
+        self._lines = Lines(secrets.token_hex(8)) if is_asynchronous(worker_class, entries) else None
         sizes = [context.local_world_size for context in self._contexts if context.local_rank == 0]
         return GroupSpec(group, worker_class, (), {}, ResourcePool(sizes), name_prefix=name_prefix, detached=True)
 
@@ -159,7 +160,7 @@ class RayRuntime(Runtime):
         # The cluster stays for the next group: starting one takes seconds. Ray's own atexit hook ends what `connect` began.
         self.kill(list(self._actors))
         reservations.release(self._holder)
-        if self._foreign and ray.is_initialized():
+        if self._foreign and self._is_connected:
             reservations.remove_if_unused(self._foreign)
         self._foreign = set()
 
