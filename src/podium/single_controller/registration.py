@@ -7,9 +7,9 @@ stays callable inside its worker, and travels like any function (Ray drops descr
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from podium.errors import RegistrationError
 from podium.single_controller.dispatch import route_of
@@ -35,10 +35,31 @@ if TYPE_CHECKING:
         RegisterListFuture,
         RegisterOne,
         RegisterOneFuture,
+        RegisterReference,
     )
 
 MAGIC_ATTR = "attrs_3141562937"  # verl's name, which ported code looks up
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class RowOptions(TypedDict, total=False):
+    """What `register` may be told about the rows that a method takes and returns."""
+
+    zero_copy: bool
+    reads: Sequence[str]
+    writes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`RowOptions` as they are kept, in full."""
+
+    zero_copy: bool = False
+    """Whether rows are handed over as guarded views of shared memory, which nobody may write, and not as private copies."""
+    reads: tuple[str, ...] | None = None
+    """The columns that the method needs; None where it does not say."""
+    writes: tuple[str, ...] | None = None
+    """The columns of its result; None where it does not say."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +71,9 @@ class Registration:
     blocking: bool
     materialize_futures: bool
     is_async: bool
+    by_reference: bool = False
+    """Whether the rows that it returns stay where they were made."""
+    rows: Rows = field(default_factory=Rows)
 
 
 @overload
@@ -58,6 +82,7 @@ def register(
     execute_mode: Literal[Execute.ALL] = ...,
     blocking: Literal[True] = ...,
     materialize_futures: bool = ...,
+    **rows: Unpack[RowOptions],
 ) -> RegisterList: ...
 @overload
 def register(
@@ -66,6 +91,7 @@ def register(
     *,
     blocking: Literal[False],
     materialize_futures: bool = ...,
+    **rows: Unpack[RowOptions],
 ) -> RegisterListFuture: ...
 @overload
 def register(
@@ -74,6 +100,7 @@ def register(
     execute_mode: Literal[Execute.RANK_ZERO],
     blocking: Literal[True] = ...,
     materialize_futures: bool = ...,
+    **rows: Unpack[RowOptions],
 ) -> RegisterOne: ...
 @overload
 def register(
@@ -82,13 +109,25 @@ def register(
     execute_mode: Literal[Execute.RANK_ZERO],
     blocking: Literal[False],
     materialize_futures: bool = ...,
+    **rows: Unpack[RowOptions],
 ) -> RegisterOneFuture: ...
+@overload
+def register(
+    dispatch_mode: BatchMode,
+    execute_mode: Literal[Execute.ALL] = ...,
+    blocking: bool = ...,
+    materialize_futures: bool = ...,
+    *,
+    by_reference: Literal[True],
+    **rows: Unpack[RowOptions],
+) -> RegisterReference: ...
 @overload
 def register(
     dispatch_mode: BatchMode | RankZeroMode,
     execute_mode: Literal[Execute.ALL] = ...,
     blocking: Literal[True] = ...,
     materialize_futures: bool = ...,
+    **rows: Unpack[RowOptions],
 ) -> RegisterOne: ...
 @overload
 def register(
@@ -97,6 +136,7 @@ def register(
     *,
     blocking: Literal[False],
     materialize_futures: bool = ...,
+    **rows: Unpack[RowOptions],
 ) -> RegisterOneFuture: ...
 @overload
 def register(dispatch_mode: DirectMode) -> RegisterDirect: ...
@@ -106,31 +146,45 @@ def register(
     execute_mode: Execute = ...,
     blocking: bool = ...,
     materialize_futures: bool = ...,
+    **rows: Unpack[RowOptions],
 ) -> RegisterAny: ...
 def register(
     dispatch_mode: DispatchMode | DispatchPair = Dispatch.ALL_TO_ALL,
     execute_mode: Execute = Execute.ALL,
     blocking: bool = True,
     materialize_futures: bool = True,
+    *,
+    by_reference: bool = False,
+    **rows: Unpack[RowOptions],
 ) -> Any:
     """Make a method of a worker, plain or async, callable on a group of them.
 
     dispatch_mode: how arguments are split and results joined: a member of `Dispatch`, a mesh's mode, or a user's own pair
     of functions as `{"dispatch_fn": ..., "collect_fn": ...}` (see `Route`). execute_mode: which ranks run it. blocking:
     whether the group waits for the result or returns a future at once. materialize_futures: whether a future among the
-    arguments becomes its value before they are split; otherwise `dispatch_fn` gets the future itself.
+    arguments becomes its value before they are split; otherwise `dispatch_fn` gets the future itself. by_reference: for
+    batch modes: the rows stay where they were made, and the group returns a `DataProtoFuture` of them.
+
+    Of rows: zero_copy hands over guarded views of shared memory instead of private copies; reads and writes name the columns
+    that the method needs and makes, which are checked at the calls.
     RegistrationError, at decoration, when these cannot work together or with the method's signature.
     """
-    for name, flag in (("blocking", blocking), ("materialize_futures", materialize_futures)):
+    flags = {"blocking": blocking, "materialize_futures": materialize_futures, "by_reference": by_reference}
+    for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise RegistrationError(f"{name} is True or False, got {flag!r}")
     mode = _checked_mode(dispatch_mode)
     execute = _checked_execute(execute_mode, mode)
+    if by_reference and not isinstance(mode, BatchMode):
+        raise RegistrationError(
+            f"by_reference is for rows, which {mode.name} does not collect: use a batch mode, or leave it out"
+        )
+    kept = _checked_rows(mode, rows)
 
     def attach(method: FunctionT) -> FunctionT:
         _check_method(method, mode)
         is_async = inspect.iscoroutinefunction(method)
-        setattr(method, MAGIC_ATTR, Registration(mode, execute, blocking, materialize_futures, is_async))
+        setattr(method, MAGIC_ATTR, Registration(mode, execute, blocking, materialize_futures, is_async, by_reference, kept))
         return method
 
     return attach
@@ -152,6 +206,26 @@ def _checked_mode(mode: object) -> DispatchMode:
         )
     route_of(mode)
     return mode
+
+
+def _checked_rows(mode: DispatchMode, options: RowOptions) -> Rows:
+    unknown = set(options) - set(RowOptions.__annotations__)
+    if unknown:
+        raise TypeError(f"register() got unexpected keyword arguments: {', '.join(sorted(unknown))}")
+    zero_copy = options.get("zero_copy", False)
+    if not isinstance(zero_copy, bool):
+        raise RegistrationError(f"zero_copy is True or False, got {zero_copy!r}")
+    if options and not isinstance(mode, BatchMode | UserMode) and mode != Dispatch.DP_COMPUTE_METRIC:
+        raise RegistrationError(f"{', '.join(options)} says something of rows, which {mode.name} does not split: leave it out")
+    return Rows(zero_copy, _column_names("reads", options.get("reads")), _column_names("writes", options.get("writes")))
+
+
+def _column_names(option: str, columns: object) -> tuple[str, ...] | None:
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not isinstance(columns, Sequence) or not all(isinstance(name, str) for name in columns):
+        raise RegistrationError(f"{option} is a list of names of columns, got {columns!r}")
+    return tuple(columns)
 
 
 def _in_place(pair: dict[str, Any]) -> InPlaceMode:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 if TYPE_CHECKING:
-    from podium.single_controller.futures import FutureList, GroupFuture
+    from podium.single_controller.futures import DataProtoFuture, FutureList, GroupFuture
     from podium.single_controller.group_call import GroupCall
 
 P = ParamSpec("P")
@@ -73,6 +73,17 @@ class RegisterOneFuture(Protocol):
     ) -> Registered[P, Coroutine[Any, Any, R], GroupFuture[R]]: ...
     @overload
     def __call__(self, method: Callable[Concatenate[S, P], R], /) -> Registered[P, R, GroupFuture[R]]: ...
+
+
+class RegisterReference(Protocol):
+    """A `DataProtoFuture` on the group, whose rows stay where they were made."""
+
+    @overload
+    def __call__(
+        self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /
+    ) -> Registered[P, Coroutine[Any, Any, R], DataProtoFuture]: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[S, P], R], /) -> Registered[P, R, DataProtoFuture]: ...
 
 
 class RegisterAny(Protocol):
