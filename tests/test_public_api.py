@@ -18,27 +18,28 @@ SURFACE = {
         Checkpoint CheckpointStore FileEntry Manifest load_state save_state sync
     """,
     "podium.config": """
-        ActorConfig AlgorithmConfig EngineConfig ModelConfig OptimConfig RefConfig RewardConfig RolloutConfig RunConfig
-        SamplingConfig Settings TaskConfig TrainerConfig WarmupConfig check explain optimizer_steps_per_step read_yaml resolve
-        rows_per_step settings_called to_yaml total_optimizer_steps
+        ActorConfig AlgorithmConfig EngineConfig ModelConfig OptimConfig ProfilerConfig RefConfig RewardConfig RolloutConfig
+        RunConfig SamplingConfig Settings TaskConfig TrainerConfig WarmupConfig check explain optimizer_steps_per_step read_yaml
+        resolve rows_per_step settings_called to_yaml total_optimizer_steps
     """,
     "podium.datasets": """
         StepSampler prompt_batch prompt_tokens supervised_batch
     """,
     "podium.engines": """
-        BaseEngine EngineRegistry StepResult collective_backend pick_device
+        BaseEngine EngineRegistry StepResult collective_backend get_device_name get_nccl_backend get_torch_device
+        get_visible_devices_keyword pick_device set_numa_affinity
     """,
     "podium.models": """
         BUILT_IN check_model_path eos_token_ids load_model load_model_config load_tokenizer save_model
     """,
     "podium.observability": """
-        Last METRICS_FILE Max Mean Metric Metrics Min Progress RESPONSE_LENGTH REWARD Recorder SAMPLES_FILE Sample
+        DRIVER_MB Last METRICS_FILE Max Mean Metric Metrics Min Progress RESPONSE_LENGTH REWARD Recorder SAMPLES_FILE Sample
         SpanListener Spans Sum THROUGHPUT TIMING_PREFIX TOKENS_PER_S Tracker VALIDATION_SCORE WARMUP_LOSS draw_curve read_rows
     """,
     "podium.protocol": """
-        AUTO_PADDING_KEY DataProto DataProtoItem Mergeable MetaPolicy PADDING_ROWS_KEY concat_rows from_padded
-        interleave_groups is_rows jagged_from_rows num_rows object_column pad_dataproto_to_divisor partition_rows to_padded
-        unpad_dataproto
+        AUTO_PADDING_KEY DataProto DataProtoItem Field Mergeable MetaPolicy PADDING_ROWS_KEY check_fields column_names
+        concat_rows from_padded interleave_groups is_rows jagged_from_rows num_rows object_column
+        pad_dataproto_to_divisor partition_rows to_padded unpad_dataproto
     """,
     "podium.recipes": """
         RECIPES recipe
@@ -52,10 +53,11 @@ SURFACE = {
         create_colocated_worker_cls_fused create_colocated_worker_raw_cls DataProtoFuture Dispatch dispatch_all_to_all
         dispatch_dp_compute dispatch_dp_compute_data_proto dispatch_nd_compute_dataproto dispatch_one_to_all
         DispatchMode Execute extract_pg_from_exist FutureList get_predefined_dispatch_fn GroupCall GroupFuture
-        GroupStatus Init MAGIC_ATTR make_nd_compute_dataproto_dispatch_fn merge_resource_pool Mesh PerRank
+        GroupStatus Init initialize_global_process_group_ray MAGIC_ATTR make_nd_compute_dataproto_dispatch_fn
+        merge_resource_pool Mesh PerRank
         RayClassWithInitArgs RayResourcePool RayWorkerGroup register register_dispatch_mode Registration ResourcePool
-        ResourcePoolManager Route sort_placement_group_by_node_ip split_resource_pool State SubRayResourcePool
-        update_dispatch_mode Worker WorkerGroup
+        recorded_traffic ResourcePoolManager Route sort_placement_group_by_node_ip split_resource_pool State SubRayResourcePool
+        Traffic update_dispatch_mode Worker WorkerGroup
     """,
     "podium.tasks": """
         CountTokens Failed Message Outcome Problem Prompt RewardInputs Rewards Score Scorer Split Task build_task
@@ -71,7 +73,8 @@ SURFACE = {
         copy_weights named_weights
     """,
     "podium.workers": """
-        ActorRolloutRefWorker PolicySpec Role TrainingSpec TrainingWorker
+        ActorRolloutRefWorker DistProfiler DistProfilerExtension FIELDS PolicySpec ProfiledActorRolloutRefWorker Role
+        TrainingSpec TrainingWorker
     """,
 }
 

@@ -1,4 +1,4 @@
-"""Bare Ray's side of the controller benchmark, and the stopwatch: what `podium_controller.py` and `verl_controller.py` share.
+"""Bare Ray's side of the benchmarks of calls, and the stopwatch: what the scripts of Podium and of verl share.
 
 Imports Ray and the standard library only, so that it runs in either side's environment.
 """
@@ -42,10 +42,11 @@ class AsyncBare:
         pass
 
 
-def start_ray() -> None:
+def start_ray(store_bytes: int | None = None) -> None:
     """A cluster of this process alone, with room for every actor; Ray starts no process before it is needed."""
     ray.init(
         address="local",
+        object_store_memory=store_bytes,
         num_cpus=64,
         include_dashboard=False,
         log_to_driver=False,

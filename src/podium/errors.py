@@ -160,6 +160,10 @@ class StaleWeightsError(RolloutError):
     """The rollout's weights are older than the trainer's: `update_weights()` was not called after an update."""
 
 
+class ProfilerError(PodiumError, RuntimeError):
+    """A profile cannot be started or stopped, or the command that follows it failed."""
+
+
 class CheckpointError(PodiumError, RuntimeError):
     """A checkpoint is missing, partial or damaged; the message names the file and the reason."""
 
@@ -172,6 +176,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """
     match = get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def check_kind(
+    name: str, value: object, kinds: type | tuple[type, ...], expected: str, error: type[PodiumError] = ConfigError
+) -> None:
+    """The error, by default ConfigError, for a value of a kind that it cannot have.
+
+    >>> check_kind("detached", "no", bool, "True or False")
+    Traceback (most recent call last):
+    podium.errors.ConfigError: detached is True or False, got 'no'
+    """
+    if not isinstance(value, kinds):
+        raise error(f"{name} is {expected}, got {value!r}")
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:

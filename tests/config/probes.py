@@ -5,6 +5,7 @@ A probe is cheap: a model of one tiny layer, four prompts, and one step. `SETTIN
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ from podium.protocol.jagged import lengths_of, parts
 from podium.single_controller import WorkerGroup
 from podium.tasks import Problem, Scorer, Task, build_task
 from podium.trainers import PPOTrainer, RunDirectory, Session, SFTTrainer, launch, preflight
-from podium.trainers.evaluation import response_texts
+from podium.workers import DistProfiler
 from tests.tasks.builders import Rows
 
 T = TypeVar("T")
@@ -128,6 +129,22 @@ def whole_run(config: RunConfig) -> Shown:
         "samples": samples.count(1),
         "files": sorted(name for name in ("tb", "curve.png") if (path / name).exists()),
     }
+
+
+@cached
+def profile(config: RunConfig) -> Shown:
+    """What a run records of its steps."""
+    folder = next((path for path in run(config).path.iterdir() if any(path.glob("step-*.gz"))), None)
+    traces = [gzip.decompress(path.read_bytes()) for path in (folder.glob("*.gz") if folder else [])]
+    return {
+        "folder": folder and folder.name,
+        "files": sorted(path.name for path in folder.iterdir()) if folder else [],
+        "has_shapes": any(b"Input Dims" in trace for trace in traces),
+    }
+
+
+def profiled_ranks(config: RunConfig) -> Shown:
+    return {"ranks": [rank for rank in range(3) if DistProfiler(rank, config.profiler).is_enabled]}
 
 
 # -- models, tasks and groups -----------------------------------------------------------------------------------------
@@ -279,7 +296,7 @@ def warm_up(config: RunConfig) -> Shown:
             "steps": (trainer.session.total_steps, engine._total_steps),
             "rows": len(batch),
             "prompts": trainer.sampler.rows(0),
-            "targets": response_texts(batch, trainer.tokenizer),
+            "targets": [trainer.tokenizer.decode(row, skip_special_tokens=True) for row in batch.batch["responses"].unbind()],
             **optimizer(engine, trainer),
         }
 
@@ -320,9 +337,10 @@ def step(config: RunConfig) -> Shown:
         trainer.sync()
         engine = trainer.policy._group.workers[0].actor.engine
         recorded = trainer.policy = Recorded(trainer.policy)
-        batch = trainer.score(trainer.rollout(1))
-        batch = trainer.advantages(trainer.log_probs(batch), 1)
-        trainer.update(batch)
+        future = trainer.score(trainer.rollout(1))
+        future = trainer.advantages(trainer.log_probs(future), 1)
+        trainer.update(future)
+        batch = future.get()
         return {
             "rows": len(batch),
             "responses": batch.non_tensor_batch["response"].tolist(),

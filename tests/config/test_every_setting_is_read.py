@@ -22,6 +22,8 @@ from tests.config.probes import (
     group,
     model_loading,
     policy,
+    profile,
+    profiled_ranks,
     recipe_list,
     scorer,
     step,
@@ -85,6 +87,7 @@ KL_REWARD = ("algorithm.use_kl_in_reward=true", "ref.model=model", "algorithm.no
 WARM = ("warmup.steps=4", "warmup.optim.lr=0.001")
 ONE_STEP = ("warmup.steps=1", "trainer.total_steps=1")
 SLOW = ("reward.function=reward.py:slow", "reward.num_workers=1", "reward.on_failure=drop")
+PROFILE = ("profiler.tool=torch", "profiler.steps=[1]", "trainer.val_freq=0")
 FUNCTION = ("reward.function=reward.py:constant", "reward.num_workers=1")
 
 CASES: dict[str, Case] = {
@@ -187,6 +190,14 @@ CASES: dict[str, Case] = {
     "trainer.samples_per_step": Case("1", whole_run, {"samples": 1}),
     "trainer.tensorboard": Case("false", whole_run, {"files": []}, ("trainer.tensorboard=true",)),
     "trainer.curve": Case("false", whole_run, {"files": []}, ("trainer.curve=true",)),
+    # profiler
+    "profiler.tool": Case("torch", profile, {"files": ["step-1-rank-0.json.gz"]}, PROFILE[1:]),
+    "profiler.steps": Case("[2]", profile, {"files": ["step-2-rank-0.json.gz"]}, PROFILE),
+    "profiler.all_ranks": Case("true", profiled_ranks, {"ranks": [0, 1, 2]}, PROFILE),
+    "profiler.ranks": Case("[1,2]", profiled_ranks, {"ranks": [1, 2]}, PROFILE),
+    "profiler.save_path": Case("elsewhere", profile, {"folder": "elsewhere"}, PROFILE),
+    "profiler.tool_config": Case("{record_shapes: true}", profile, {"has_shapes": True}, PROFILE),
+    "profiler.finish_command": Case("touch done", profile, {"files": ["done", "step-1-rank-0.json.gz"]}, PROFILE),
 }
 
 FURTHER: dict[str, Case] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -337,3 +338,21 @@ def test_repr_shows_columns_and_no_values() -> None:
         "pairs: float64[4, *, 2], places: int64[4, 2, *], marks: float32[4, 2, *], text: objects; meta: step, notes)"
     )
     assert repr(DataProto()) == "DataProto(0 rows; ; meta: none)"
+
+
+@pytest.mark.parametrize("value", ["no", "", 0, None])
+def test_auto_padding_is_true_or_false(value: object) -> None:
+    with pytest.raises(DataError, match=f"auto_padding is True or False, got {value!r}"):
+        DataProto({"x": torch.ones(2)}, auto_padding=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_columns_of_which_rows_cannot_be_cut_are_refused(layout: torch.layout) -> None:
+    sparse = torch.eye(3).to_sparse(layout=layout)
+    told = f"tensor column 's' has layout {layout}, of which rows cannot be cut: use .to_dense"
+    with pytest.raises(DataError, match=told):
+        DataProto({"s": sparse})
+    data = DataProto({"x": torch.ones(3)}, meta_info={"whole": sparse})
+    data.batch["s"] = sparse
+    with pytest.raises(DataError, match=told):
+        pickle.dumps(data)

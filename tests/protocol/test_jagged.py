@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podium.errors import DataError
-from podium.protocol import DataProto
+from podium.protocol import DataProto, memory
 from podium.protocol.jagged import (
     BLOCK,
     from_padded,
@@ -57,6 +57,21 @@ def test_gather_index_finds_the_values_of_rows_in_any_order() -> None:
     index, offsets = gather_index(torch.tensor([0, 2, 2, 5]), torch.tensor([2, 1, 0, 2]))
     assert index.tolist() == [2, 3, 4, 0, 1, 2, 3, 4]
     assert offsets.tolist() == [0, 3, 3, 5, 8]
+    for rows, expected in (([], []), ([1], []), ([1, 1, 0, 1], [0, 1])):
+        index, offsets = gather_index(torch.tensor([0, 2, 2, 5]), torch.tensor(rows, dtype=torch.int64))
+        assert (index.tolist(), index.dtype, len(offsets)) == (expected, torch.int64, len(rows) + 1)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.data())
+def test_a_large_index_is_that_of_a_small_one(lengths: list[int], draw: st.DataObject) -> None:
+    offsets = offsets_of(torch.tensor(lengths))
+    rows = torch.tensor(draw.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8)), dtype=torch.int64)
+    small = gather_index(offsets, rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "LARGE_BYTES", 1)
+        large = gather_index(offsets, rows)
+    assert [part.tolist() for part in large] == [part.tolist() for part in small]
+    assert large[0].dtype is torch.int64
 
 
 @given(st.lists(st.integers(0, 3), max_size=5), st.data(), st.sampled_from([1, BLOCK // 2, BLOCK]))
@@ -67,7 +82,7 @@ def test_long_runs_are_taken_as_blocks_and_are_the_same_values(short: list[int],
     rows = torch.tensor(chosen, dtype=torch.int64)
     expected, expected_offsets = gather_index(offsets, rows)
     index, new_offsets = gather(offsets, rows)
-    assert take(values, index).tolist() == values[expected].tolist()
+    assert torch.equal(take(values, index), values[expected])
     assert new_offsets.tolist() == expected_offsets.tolist()
 
 

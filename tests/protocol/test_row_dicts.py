@@ -37,7 +37,7 @@ def test_iterating_gives_every_row_and_ends() -> None:
 
 def test_a_row_knows_whether_it_is_padding() -> None:
     data = DataProto({"x": torch.arange(3)}, meta_info={"_podium_padding_rows": (2,)})
-    assert [item.meta_info for item in data] == [{}, {}, {"_podium_padding_rows": (0,)}]
+    assert [item.meta_info.get("_podium_padding_rows") for item in data] == [None, None, (0,)]
 
 
 # -- dicts --------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from podium.errors import DataError
-from podium.protocol import AUTO_PADDING_KEY, PADDING_ROWS_KEY, DataProto, concat_rows, is_rows, num_rows, partition_rows
+from podium.protocol import (
+    AUTO_PADDING_KEY,
+    PADDING_ROWS_KEY,
+    DataProto,
+    column_names,
+    concat_rows,
+    is_rows,
+    num_rows,
+    partition_rows,
+)
 from podium.protocol.jagged import jagged
 from podium.protocol.rows import drop_last, is_padding_enabled, partition_padded
 from tests.protocol.builders import FOUR, META, ROWS, Row, batch_of, check, ragged
@@ -275,6 +284,17 @@ def test_row_operations_know_which_rows_are_padding(size: int, parts: int, draw:
         assert (PADDING_ROWS_KEY in result.meta_info) == bool(result.batch["is_padding"].any())
 
 
+def test_marks_of_a_batch_of_another_length_are_not_believed() -> None:
+    shard = partition_padded(batch_of(FOUR[:3]), 2)[0][1]
+    made_by_hand = DataProto({"x": torch.ones(5)}, meta_info=shard.meta_info)
+    for stale in (made_by_hand, made_by_hand[:2], made_by_hand.repeat(2), made_by_hand.select()):
+        with pytest.raises(DataError, match=f"which of these {len(stale)} rows are padding is not known: their meta came from"):
+            _ = stale.padding_mask
+    same_length = DataProto({"x": torch.ones(2)}, meta_info=shard.meta_info)
+    assert same_length.padding_mask.tolist() == [False, True]
+    assert made_by_hand.unmarked().padding_mask.tolist() == [False] * 5
+
+
 def test_rows_beyond_the_end_are_not_marked() -> None:
     """A worker may copy a shard's meta onto a result of fewer rows."""
     data = DataProto({"x": torch.ones(2)}, meta_info={PADDING_ROWS_KEY: (1, 5)})
@@ -292,3 +312,10 @@ def test_tensors_of_the_whole_batch_are_compared_when_parts_are_joined() -> None
     parts[1].meta_info["scale"] = torch.tensor([2.0, nan])
     with pytest.raises(DataError, match=r"meta 'scale' is .* in part 0 but .* in part 1"):
         DataProto.concat(parts)
+
+
+@kinds
+def test_columns_are_named_and_meta_is_not(kind: str) -> None:
+    data = DataProto({"x": torch.zeros(2), "y": ragged([[1], [2, 3]])}, {"uid": ["a", "b"]}, {"step": 1})
+    assert column_names(KINDS[kind](data)) == column_names(KINDS[kind](data[:0])) == {"x", "y", "uid"}
+    assert column_names(KINDS[kind](DataProto(meta_info={"step": 1}))) == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import pickletools
 import subprocess
@@ -96,6 +97,58 @@ def test_round_trip_through_a_second_process(tmp_path: Path) -> None:
         _assert_equal(data, sent[kind].repeat(2))
 
 
+SETTINGS: list[tuple[str, int, bool]] = [("float32", 2, True), ("float64", 1, False), ("bfloat16", 3, True)]
+"""Default dtype, torch threads, whether gradients are recorded."""
+OTHER_ENVIRONMENT = {
+    "VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy",
+    "TENSORDICT_LIST_TO_STACK": "0",
+    "LIST_TO_STACK": "0",
+    "LAZY_LEGACY_OP": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "7",
+    "PYTHONOPTIMIZE": "1",
+}
+READ_UNDER_OTHER_SETTINGS = """
+import pickle, pathlib, sys, torch
+folder, settings = pathlib.Path(sys.argv[1]), eval(sys.argv[2])
+messages, answers = pickle.loads((folder / "in").read_bytes()), []
+for dtype, threads, gradients in settings:
+    torch.set_default_dtype(getattr(torch, dtype))
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(gradients)
+    for message in messages:
+        batches = pickle.loads(message)
+        answers += [pickle.dumps({kind: data.repeat(2) for kind, data in batches.items()}, protocol=p) for p in (4, 5)]
+(folder / "out").write_bytes(pickle.dumps(answers))
+"""
+
+
+def _settle(dtype: str, threads: int, gradients: bool) -> None:
+    torch.set_default_dtype(getattr(torch, dtype))
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(gradients)
+
+
+def test_what_a_process_is_set_to_does_not_decide_what_is_read(tmp_path: Path) -> None:
+    """B5: written under each of several settings, read by another process under each, and its answers under each again."""
+    sent = _every_kind()
+    messages = []
+    for settings in SETTINGS:
+        _settle(*settings)
+        messages += [pickle.dumps(sent, protocol=protocol) for protocol in (4, 5)]
+    (tmp_path / "in").write_bytes(pickle.dumps(messages))
+    command = [sys.executable, "-c", READ_UNDER_OTHER_SETTINGS, str(tmp_path), repr(SETTINGS)]
+    subprocess.run(command, check=True, timeout=60, env=os.environ | OTHER_ENVIRONMENT)
+    answers = pickle.loads((tmp_path / "out").read_bytes())
+    assert len(answers) == 2 * len(SETTINGS) * len(messages)
+    for number, answer in enumerate(answers):
+        _settle(*SETTINGS[number % len(SETTINGS)])
+        received = pickle.loads(answer)
+        for kind, data in received.items():
+            _assert_equal(data, sent[kind].repeat(2))
+            assert not any(column.requires_grad for column in data.batch.values())
+
+
 def test_large_buffers_travel_out_of_band_and_without_a_copy() -> None:
     data = DataProto({"big": torch.arange(10_000).reshape(2, -1), "j": ragged([range(2_000), range(3_000)])})
     buffers: list[pickle.PickleBuffer] = []
@@ -141,6 +194,15 @@ def test_a_tiny_batch_is_one_short_message_of_pythons_own_types() -> None:
     assert not buffers
     assert len(blob) < 400
     assert _globals_of(blob) == {"_rebuild", "DataProto"}
+    assert _globals_of(pickle.dumps(data.select(["a"], []), protocol=5)) == {"_rows_of"}
+
+
+def test_columns_that_disagree_are_found_on_arrival() -> None:
+    data = DataProto({"a": torch.zeros(2)})
+    for wrong in (torch.zeros(3), torch.tensor(0.0), ragged([[1]])):
+        data.batch["b"] = wrong
+        with pytest.raises(DataError, match="'b'"):
+            pickle.loads(pickle.dumps(data, protocol=5))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bfloat16])

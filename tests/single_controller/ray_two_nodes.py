@@ -8,10 +8,13 @@ import time
 import ray
 import torch
 import torch.distributed as dist
+from ray._private import internal_api
 from ray.cluster_utils import Cluster
 
-from podium.errors import ResourceError, WorkerLostError
+from podium.errors import DataError, ResourceError, WorkerLostError
+from podium.protocol import DataProto
 from podium.single_controller import (
+    DataProtoFuture,
     Dispatch,
     RayResourcePool,
     Worker,
@@ -50,6 +53,19 @@ class Prober(Worker):
             os._exit(3)
 
 
+class Maker(Worker):
+    """Its rows are 4 MB each."""
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, by_reference=True)
+    def make(self, rows: DataProto) -> DataProto:
+        wide = rows.batch["x"].float()[:, None].expand(-1, 2**20).contiguous()
+        return DataProto({"x": rows.batch["x"], "wide": wide}, {"name": [str(x) * 2**17 for x in rows.batch["x"].tolist()]})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def ends(self, rows: DataProto) -> DataProto:
+        return DataProto({"ends": rows.batch["wide"][:, [0, -1]], "rank": torch.full((len(rows),), self.rank)})
+
+
 def check(holds: bool, told: object = None) -> None:
     if not holds:
         raise SystemExit(f"not so: {told}")
@@ -59,10 +75,51 @@ def addresses(pool: RayResourcePool) -> list[str]:
     return [seat.spot.address for seat in reservations.seats(pool, reservations.order_of(pool))]
 
 
+def stored_bytes(address: str) -> int:
+    """What the object store of that node holds."""
+    state = internal_api.get_state_from_address(ray.get_runtime_context().gcs_address)
+    node = next(node for node in ray.nodes() if node["NodeManagerAddress"] == address)
+    reply = internal_api.get_memory_info_reply(state, node["NodeManagerAddress"], node["NodeManagerPort"])
+    return int(reply.store_stats.object_store_bytes_used)
+
+
+def check_rows(made: DataProtoFuture) -> None:
+    """Rows 0, 1 and 2 are one body on the other node: the driver, at 127.0.0.10, reads parts of it, and then the whole."""
+    before = stored_bytes("127.0.0.10")
+    for part in (made[1:2], made[[2, 0]], made[[2, 1, 0]].select(None, [])):
+        found = part.get(keys=["wide"]).batch["wide"]
+        check(found[:, -1].tolist() == part.get(keys=["x"]).batch["x"].tolist(), found)
+        found.fill_(-1)  # the reader's own
+        check(part[:1].get().batch["wide"][0, 0].item() == part.get(keys=["x"]).batch["x"][0].item())
+    for _ in range(50):  # the store lets go of the parts a little later
+        if (grown := stored_bytes("127.0.0.10") - before) < 4 * 2**20:
+            break
+        time.sleep(0.1)
+    check(grown < 4 * 2**20, grown)
+    whole = made[:3].get()
+    check(whole.batch["wide"][:, 5].tolist() == [0, 1, 2] and whole.non_tensor_batch["name"][2] == "2" * 2**17, whole)
+    check(stored_bytes("127.0.0.10") - before >= 12 * 2**20, stored_bytes("127.0.0.10") - before)
+
+
+def check_lost(nodes: Cluster, node: object) -> None:
+    """What lay on a node that is gone is told as such; what came with the header is still there."""
+    with WorkerGroup(RayResourcePool([4], use_gpu=False), Maker, runtime="ray", threads_per_rank=1) as group:
+        made = group.make(DataProto({"x": torch.arange(4)}))
+        check(made[3:].get(keys=["wide"]).batch["wide"][0, 9].item() == 3)
+        nodes.remove_node(node)
+        for read in (made.get, made[3:].get):
+            try:
+                read(keys=["wide"])
+                raise SystemExit("rows of a lost node were read")
+            except DataError as error:
+                check("are lost, make them anew" in str(error), error)
+        check(made.get(keys=["x"]).batch["x"].tolist() == [0, 1, 2, 3])
+
+
 def main() -> None:
     nodes = Cluster()  # by number 2 is before 10; as text, and in the order of their start, it is after
     nodes.add_node(num_cpus=3, node_ip_address="127.0.0.10", object_store_memory=80 * 2**20, include_dashboard=False)
-    nodes.add_node(num_cpus=4, node_ip_address="127.0.0.2", object_store_memory=80 * 2**20)
+    other = nodes.add_node(num_cpus=4, node_ip_address="127.0.0.2", object_store_memory=80 * 2**20)
     ray.init(address=nodes.address, log_to_driver=False)
 
     pool = RayResourcePool([2, 4], use_gpu=False, max_colocate_count=2)
@@ -105,6 +162,16 @@ def main() -> None:
             check(error.origin.rank == 1 and "the last word" in str(error), error)
         print("death")
 
+    with WorkerGroup(pool, Maker, runtime="ray", threads_per_rank=1) as group:
+        made = group.make(DataProto({"x": torch.arange(15)}))
+        check_rows(made)
+        order = list(range(14, -1, -1))
+        ends = group.ends(made.select(["wide"], [])[order])
+        check(ends.batch["ends"].tolist() == [[x, x] for x in order], ends)
+        check(ends.batch["rank"].tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3, 3, 4, 4, 5, 5], ends)
+        del made
+        print("rows")
+
     cluster.PLACEMENT_TIMEOUT_S = 1.0
     try:
         RayResourcePool([4], use_gpu=False).get_placement_groups()
@@ -115,6 +182,10 @@ def main() -> None:
         )
     pool.close()
     print("full")
+
+    cluster.PLACEMENT_TIMEOUT_S = 60.0
+    check_lost(nodes, other)
+    print("lost")
 
 
 if __name__ == "__main__":

@@ -245,6 +245,26 @@ def test_padding_is_trimmed_of_several_rows_for_each_that_carry_the_shards_own_m
     assert not result.padding_mask.any()
 
 
+@pytest.mark.parametrize("returned", [1, 3, 5])
+def test_marks_that_came_with_the_shards_meta_are_not_believed(returned: int):
+    """A worker hands meta on to rows that it made itself: the marks speak of the shard's rows, not of these."""
+
+    def made_by_hand(shard: DataProto) -> DataProto:
+        return DataProto({"x": torch.arange(returned)}, meta_info=shard.meta_info)
+
+    with pytest.raises(DispatchError, match=f"was sent 2 rows, 1 of them padding, and returned {returned}: which of them are"):
+        padded_call(rows(0, 1, 2), 2, made_by_hand)
+
+
+def test_marks_of_rows_taken_from_such_a_result_are_not_believed_either():
+    def part_of_made_by_hand(shard: DataProto) -> DataProto:
+        made = DataProto({"x": torch.arange(len(shard) * 3)}, meta_info=shard.meta_info)
+        return made[: len(shard)]  # as long as the shard, whose marks would fit
+
+    result = padded_call(rows(0, 1, 2), 2, part_of_made_by_hand)
+    assert result.batch["x"].tolist() == [0, 1, 0]  # the last of each rank's is padding, by count
+
+
 def test_a_result_that_knows_its_padding_is_trimmed_by_it():
     without_first = padded_call(rows(0, 1, 2), 2, lambda shard: shard.select_idxs(torch.arange(1, len(shard))))
     assert without_first.batch["x"].tolist() == [1]

@@ -75,3 +75,19 @@ def test_a_closed_life_takes_nothing():
         life.check_ready("g", "f")
     with pytest.raises(GroupClosedError, match=r"^cannot restart group 'g': it was closed$"):
         life.check_open("restart group 'g'")
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (Life.drain, "draining"),
+        (Life.recover, "ready"),
+        (Life.close, "closed"),
+        (lambda life: life.close("restarted"), "restarted"),
+        (lambda life: life.break_down("rank 1 died"), "broken since rank 1 died"),
+    ],
+)
+def test_a_life_is_told_in_words(event: Callable[[Life], None], told: str):
+    life = Life()
+    event(life)
+    assert str(life) == told

@@ -9,7 +9,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from podium.protocol import DataProto
+from podium.errors import DataError
+from podium.protocol import DataProto, jagged_from_rows
+from podium.protocol.guard import SharedTensor
+from podium.protocol.jagged import parts
 from podium.single_controller.runtime.payload import Envelope, HoldsReference, pack, unpack
 
 
@@ -25,12 +28,12 @@ def is_reference(value: object) -> bool:
     return isinstance(value, Reference)
 
 
-def round_trip(value: Any) -> Any:
-    packed = pack(value, is_reference)
+def round_trip(value: Any, *, from_sender: bool = False, for_receiver: bool = False) -> Any:
+    packed = pack(value, is_reference, shared=from_sender)
     if isinstance(packed, Envelope):  # as Ray's store hands it out: read-only buffers
-        pickled, buffers = packed.__reduce__()[1]
-        packed = Envelope(pickled, [memoryview(bytes(buffer)) for buffer in buffers])
-    return unpack(packed)
+        pickled, buffers, shared = packed.__reduce__()[1]
+        packed = Envelope(pickled, [memoryview(bytes(buffer)) for buffer in buffers], shared)
+    return unpack(packed, shared=for_receiver)
 
 
 def cyclic() -> list[Any]:
@@ -125,3 +128,61 @@ def test_one_object_twice_is_one_object_after():
 
 def test_lambdas_travel():
     assert round_trip(lambda x: x + 1)(2) == 3
+
+
+@pytest.mark.parametrize("rows", [2, 100, 100_000])
+@pytest.mark.parametrize("asked", ["from_sender", "for_receiver"])
+def test_shared_tensors_and_arrays_cannot_be_written(rows: int, asked: str):
+    tensor, jagged = torch.arange(rows), jagged_from_rows([torch.arange(rows), torch.arange(1)])
+    value = {"plain": DataProto({"x": tensor}), "array": np.asfortranarray(np.ones((rows, 2))), "loose": [tensor, object]}
+    value["jagged"] = DataProto({"j": jagged, "k": jagged + 1}, {"o": [np.ones(rows), None]})
+    back = round_trip(value, **{asked: True})
+    values = [parts(column)[0] for column in back["jagged"].batch.values()]
+    for mine, theirs in ((tensor, back["plain"].batch["x"]), (tensor, back["loose"][0]), (parts(jagged)[0], values[0])):
+        assert torch.equal(theirs, mine)
+        with pytest.raises(DataError, match="clone"):
+            theirs.zero_()
+    for array in (back["array"], back["jagged"].non_tensor_batch["o"][0]):
+        assert array.sum() == array.size
+        assert not array.flags.writeable
+    assert (back["jagged"].batch["j"] * back["jagged"].batch["k"]).is_nested
+
+
+@pytest.mark.parametrize("rows", [2, 100_000])
+def test_arrays_of_any_order_and_no_elements_come_back_private(rows: int):
+    value = {
+        "turned": np.arange(2.0 * rows).reshape(2, rows).T,
+        "empty": np.empty((0, 3)),
+        "rows": torch.arange(rows),
+        "f": object,
+    }
+    for back in (round_trip(value), unpack(pack(value, is_reference))):
+        assert np.array_equal(back["turned"], value["turned"])
+        assert back["empty"].shape == (0, 3)
+        back["turned"][:] = -1
+        back["rows"].fill_(-1)
+    assert value["turned"].min() == value["rows"].min() == 0
+
+
+def test_shared_large_tensors_are_views_of_what_was_packed():
+    tensor = torch.zeros(100_000)
+    seen = unpack(pack((DataProto({"x": tensor}),), is_reference), shared=True)[0].batch["x"]
+    tensor[5] = 1
+    assert seen[5] == 1
+
+
+def test_what_is_shared_is_sent_on_like_its_own():
+    shared = round_trip(DataProto({"x": torch.arange(100_000)}), for_receiver=True)
+    assert isinstance(shared.batch["x"], SharedTensor)
+    for value in (shared, [shared.batch["x"], object]):
+        back = round_trip(value)
+        column = back.batch["x"] if isinstance(back, DataProto) else back[0]
+        assert type(column) is torch.Tensor
+        column.zero_()
+    assert shared.batch["x"][9] == 9
+
+
+def test_sharing_ends_with_the_unpacking():
+    for value in (DataProto({"x": torch.arange(5)}), [object, DataProto({"x": torch.arange(5)})]):
+        round_trip(value, for_receiver=True)
+        assert type(round_trip([DataProto({"x": torch.arange(5)})])[0].batch["x"]) is torch.Tensor

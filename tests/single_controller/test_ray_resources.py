@@ -298,4 +298,4 @@ def test_d7_a_cluster_with_few_cpus_and_one_that_comes_after_it():
 
 @pytest.mark.slow  # a cluster of its own
 def test_e1_e2_e3_two_nodes_with_different_counts():
-    assert words_of("ray_two_nodes.py") == ["places", "parts", "sum", "stacks", "death", "full"]
+    assert words_of("ray_two_nodes.py") == ["places", "parts", "sum", "stacks", "death", "rows", "full", "lost"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tensordict import TensorDict
 
 from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime
@@ -23,6 +25,7 @@ from podium.single_controller import (
     Worker,
     WorkerGroup,
     extract_pg_from_exist,
+    initialize_global_process_group_ray,
     register,
 )
 from podium.single_controller.runtime.base import GroupSpec
@@ -35,6 +38,19 @@ class Echo(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def get(self) -> int:
         return self.x
+
+
+class Joins(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sum_of_ranks(self) -> tuple[int, str]:
+        initialize_global_process_group_ray(timeout_second=60)
+        total = torch.tensor(self.rank + 1)
+        dist.all_reduce(total)
+        return int(total), str(dist.get_backend(dist.group.WORLD))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 class Env(Worker):
@@ -207,6 +223,23 @@ def test_attaching_by_names_handles_and_prefix(ray_cluster: None):
             assert attached.world_size == 2
             attached.close()  # lets go
         assert group.get() == [6, 6]
+
+
+@pytest.mark.timeout(120)
+def test_the_process_group_is_joined_by_verls_function_and_a_busy_group_is_not_waited_for_longer_than_asked(ray_cluster: None):
+    with RayWorkerGroup(pool(), RayClassWithInitArgs(Joins), name_prefix="joins", detached=True) as group:
+        assert [total for total, _ in group.sum_of_ranks()] == [3, 3]
+        busy = group.sleep(4)
+        began = time.monotonic()
+        with pytest.raises(ResourceError, match=r"did not answer within 0\.5 s: .* or give a longer start_timeout_s"):
+            RayWorkerGroup.from_detached(Joins, name_prefix="joins", start_timeout_s=0.5)
+        assert time.monotonic() - began < 3
+        with RayWorkerGroup.from_detached(Joins, name_prefix="joins", start_timeout_s=60) as attached:
+            assert attached.world_size == 2
+        busy.get()
+        for wrong in (0, "soon"):
+            with pytest.raises(ConfigError, match="start_timeout_s is"):
+                RayWorkerGroup.from_detached(Joins, name_prefix="joins", start_timeout_s=wrong)
 
 
 @pytest.mark.timeout(120)

@@ -1,12 +1,24 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from podium.errors import RegistrationError
-from podium.single_controller import Dispatch, ResourcePool, Worker, WorkerGroup, create_colocated_worker_cls, register
+from podium.errors import ConfigError, RegistrationError
+from podium.single_controller import (
+    Dispatch,
+    ResourcePool,
+    Worker,
+    WorkerGroup,
+    create_colocated_worker_cls,
+    initialize_global_process_group_ray,
+    register,
+)
 
 
 class Place(Worker):
@@ -63,3 +75,48 @@ def test_a_place_in_a_mesh_is_a_number_and_a_bool(dp_rank: Any, is_collect: Any)
         worker._register_dispatch_collect_info("actor", dp_rank, is_collect)
     worker._register_dispatch_collect_info("actor", 0, is_collect=True)
     assert worker._query_dispatch_info("actor") == (0, True)
+
+
+# -- meeting others -----------------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_free_can_be_bound_at_the_address_that_comes_with_it():
+    address, port = Worker.get_available_master_addr_port()
+    assert Worker().get_available_master_addr_port()[0] == address
+    with socket.create_server((address, int(port))) as listener:
+        assert listener.getsockname()[1] == int(port)
+
+
+def test_a_node_without_a_way_to_others_has_its_loopback(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("podium.single_controller.worker.ELSEWHERE", ("host.invalid", 9))
+    assert Worker.get_available_master_addr_port()[0] == "127.0.0.1"
+
+
+@pytest.fixture
+def no_process_group() -> Iterator[None]:
+    assert not dist.is_initialized()
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda: Worker().init_process_group(),
+        lambda: Worker().init_process_group("gloo", timeout_s=7),
+        initialize_global_process_group_ray,
+        lambda: initialize_global_process_group_ray(timeout_second=7, backend="gloo"),
+    ],
+)
+def test_a_rank_that_is_alone_joins_itself(join: Callable[[], None], no_process_group: None):
+    join()
+    join()  # does nothing
+    total = torch.tensor(3)
+    dist.all_reduce(total)
+    assert (int(total), dist.get_world_size()) == (3, 1)
+
+
+def test_a_process_group_has_a_time_limit_that_is_one(no_process_group: None):
+    with pytest.raises(ConfigError, match="the time limit of a process group is more than 0 seconds, got 0"):
+        Worker().init_process_group("gloo", timeout_s=0)

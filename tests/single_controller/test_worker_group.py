@@ -33,7 +33,7 @@ from podium.single_controller import (
     register,
 )
 from podium.single_controller.futures import Settling
-from podium.single_controller.runtime.base import GroupSpec
+from podium.single_controller.runtime.base import RUNTIMES, GroupSpec
 from podium.single_controller.runtime.cores import num_cores
 
 
@@ -483,3 +483,27 @@ def test_the_limit_of_the_start_is_a_setting():
     assert WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=600.0).crew.spec.start_timeout_s == 600.0
     with pytest.raises(ConfigError, match="start_timeout_s is more than 0 seconds, got 0"):
         WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=0)
+
+
+# -- options that cannot be ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["no", 1, None, torch.tensor(True)])
+def test_auto_padding_is_true_or_false(value: Any):
+    with pytest.raises(
+        ConfigError, match=f"auto_padding is True or False, got {value!r}".replace("(", r"\(").replace(")", r"\)")
+    ):
+        WorkerGroup(ResourcePool([1]), Worker, auto_padding=value)
+
+
+def test_a_closed_group_says_so_once():
+    group = WorkerGroup(ResourcePool([1]), Worker, name="g")
+    assert repr(group) == "<WorkerGroup 'g': 1 x Worker on 'inline', ready>"
+    group.close()
+    assert repr(group) == "<WorkerGroup 'g': 1 x Worker on 'inline', closed>"
+
+
+def test_a_runtime_of_which_nobody_said_what_it_can_do_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(RUNTIMES, "mine", "nowhere:Runtime")
+    with pytest.raises(ConfigError, match="runtime 'mine' has a line in RUNTIMES and none in CAPABILITIES: add Capabilities"):
+        WorkerGroup(ResourcePool([1]), Worker, runtime="mine")

@@ -11,6 +11,7 @@ from podium.config import RunConfig, optimizer_steps_per_step
 from podium.errors import DataError
 from podium.protocol import DataProto, object_column
 from podium.protocol.jagged import jagged, parts
+from podium.single_controller import DataProtoFuture
 from podium.trainers import PPOTrainer, RunDirectory
 from tests.trainers.builders import WARM_UP, from_base, rows, small_config, train, weights
 
@@ -43,8 +44,8 @@ def whole_run(base, tmp_path_factory):
     batches: list[DataProto] = []
     update = PPOTrainer.update
 
-    def recording(self: PPOTrainer, batch: DataProto):
-        batches.append(batch.clone())
+    def recording(self: PPOTrainer, batch: DataProtoFuture):
+        batches.append(batch.get())
         return update(self, batch)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -68,7 +69,7 @@ def test_a_resumed_run_equals_it_with_the_same_reference(whole_run, base, tmp_pa
     """The reference is in no checkpoint: it is the start model again."""
     config, update = from_base(tmp_path, base, *TERMS), PPOTrainer.update
 
-    def failing(self: PPOTrainer, batch: DataProto):
+    def failing(self: PPOTrainer, batch: DataProtoFuture):
         if batch.meta_info["step"] == 2:
             raise KeyboardInterrupt
         return update(self, batch)
@@ -143,13 +144,14 @@ class Steps:
     """What the step reads of a trainer."""
 
     config: RunConfig
+    _kl_of_rewards = PPOTrainer._kl_of_rewards
 
     def _mini_batches(self, groups_B: torch.Tensor, step: int) -> torch.Tensor:
         return torch.zeros(len(groups_B), 1, dtype=torch.int64)
 
 
 def advantages(config: RunConfig, batch: DataProto) -> DataProto:
-    return PPOTrainer.advantages.__wrapped__(Steps(config), batch, 1)  # type: ignore[attr-defined]
+    return PPOTrainer.advantages.__wrapped__(Steps(config), DataProtoFuture.of(batch), 1).get()  # type: ignore[attr-defined]
 
 
 def scored_batch() -> DataProto:
@@ -157,13 +159,15 @@ def scored_batch() -> DataProto:
     offsets = torch.arange(0, 13, 2)
     columns = {name: jagged(torch.ones(12, dtype=torch.int64), offsets) for name in ("responses", "response_mask")}
     rewards = torch.tensor([1.0, 0.0, 3.0, 4.0, float("nan"), 2.0])
-    return DataProto({**columns, "rewards": rewards}, {"uid": object_column(["a", "b"] * 3)})
+    columns |= {"rewards": rewards, "is_scored": torch.ones(6, dtype=torch.bool)}
+    return DataProto(columns, {"uid": object_column(["a", "b"] * 3)})
 
 
 def test_rows_without_a_score_are_in_no_baseline_and_no_loss(tmp_path):
     """Row 4 failed: prompt a has the rewards 1 and 3, mean 2."""
     config = small_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=false")
-    batch = scored_batch().union(DataProto({"is_scored": torch.tensor([True, True, True, True, False, True])}))
+    batch = scored_batch()
+    batch.batch["is_scored"][4] = False
     found = advantages(config, batch)
     assert parts(found.batch["advantages"])[0][::2].tolist() == [-1.0, -2.0, 1.0, 2.0, 0.0, 0.0]
     assert parts(found.batch["response_mask"])[0].tolist() == [1] * 8 + [0, 0, 1, 1]

@@ -12,7 +12,7 @@ from podium.models import load_tokenizer
 from podium.observability import Metrics, Spans
 from podium.protocol import DataProto
 from podium.protocol.jagged import jagged, offsets_of, parts
-from podium.single_controller import Init, ResourcePool, WorkerGroup
+from podium.single_controller import DataProtoFuture, Init, ResourcePool, WorkerGroup
 from podium.trainers import PPOTrainer
 from podium.trainers.launch import policy_spec
 from podium.workers import ActorRolloutRefWorker
@@ -42,21 +42,22 @@ def rows(mask: list[int]) -> DataProto:
         "response_mask": jagged(torch.tensor(mask * len(uids)), offsets),
         "old_log_probs": jagged(torch.full((int(offsets[-1]),), -4.6), offsets),
     }
-    rewards = torch.arange(float(len(uids)))
-    return DataProto({**columns, "rewards": rewards}, {"uid": uids}, {"step": 1})
+    columns |= {"rewards": torch.arange(float(len(uids))), "is_scored": torch.ones(len(uids), dtype=torch.bool)}
+    return DataProto(columns, {"uid": uids}, {"step": 1})
 
 
-def updated(config: RunConfig, batch: DataProto) -> tuple[DataProto, Metrics, list[list[str]]]:
+def updated(config: RunConfig, scored: DataProto) -> tuple[DataProto, Metrics, list[list[str]]]:
     """The batch with its advantages, the metrics of its update, and the uids that each optimizer step saw."""
     seen: list[list[str]] = []
     with WorkerGroup(ResourcePool([1]), Init(ActorRolloutRefWorker, policy_spec(config, config.model), "actor")) as group:
         trainer = PPOTrainer(
             config, group, Rows(4), None, load_tokenizer(ModelConfig(path="char_llama")), SimpleNamespace(spans=Spans())
         )
-        batch = trainer.advantages(batch, 1)
+        future = trainer.advantages(DataProtoFuture.of(scored), 1)
+        batch = future.get()
         for number in range(2):
             seen.append(sorted(batch.non_tensor_batch["uid"][(batch.batch["mini_batch"][:, 0] == number).numpy()]))
-        return batch, trainer.update(batch), seen
+        return batch, trainer.update(future), seen
 
 
 def test_a_mini_batch_is_whole_prompts_however_many_rows_they_have():

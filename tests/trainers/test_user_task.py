@@ -12,14 +12,16 @@ from transformers import AutoTokenizer
 
 from podium.cli import training
 from podium.config import ModelConfig, RunConfig, resolve
-from podium.errors import ConfigError, RewardError, TaskError
+from podium.errors import ConfigError, RewardError, TaskError, WorkerError
 from podium.models import load_model, load_tokenizer, save_model
 from podium.observability import Spans
-from podium.protocol import DataProto, object_column
-from podium.protocol.jagged import jagged_from_rows
+from podium.protocol import DataProto, jagged_from_rows, object_column
+from podium.single_controller import DataProtoFuture, Init, ResourcePool, WorkerGroup
 from podium.tasks import Scorer, task_fingerprint
 from podium.trainers import PPOTrainer
+from podium.trainers.launch import policy_spec
 from podium.trainers.preflight import prepare
+from podium.workers import ActorRolloutRefWorker
 from tests.tasks.builders import Rows, reward_file, sums, verl_row, write_rows
 from tests.trainers.builders import rows, small_config, train
 
@@ -92,6 +94,17 @@ def test_what_is_remarked_about_the_rows_is_told_once_a_run(tmp_path, caplog):
     assert caplog.text == ""
 
 
+def test_problems_of_one_uid_in_a_step_are_refused(tmp_path):
+    """A task of one's own may name two problems alike: their samples would be one group."""
+    config, task = config_of(tmp_path, sums(20)), Rows(4)
+    task.train = (*task.train[:3], task.train[0])
+    init = Init(ActorRolloutRefWorker, policy_spec(config, config.model), "rollout")
+    with WorkerGroup(ResourcePool([1]), init, runtime="inline", threads_per_rank=1) as group:
+        trainer = PPOTrainer(config, group, task, None, load_tokenizer(config.model), SimpleNamespace(spans=Spans()))
+        with pytest.raises(WorkerError, match="uid 'u0' is on 2 prompts"):
+            trainer.rollout(1)
+
+
 # -- a failed reward and the update -------------------------------------------------------------------------------------
 
 
@@ -111,11 +124,11 @@ def scored_batch(tmp_path, policy: str, responses: list[str]) -> DataProto:
     tokens = [torch.tensor(tokenizer.encode(text, add_special_tokens=False)) for text in responses]
     batch = DataProto(
         {"responses": jagged_from_rows(tokens), "response_mask": jagged_from_rows([torch.ones_like(row) for row in tokens])},
-        {"uid": ["u0"] * len(responses), "problem": object_column(list(task.train) * len(responses))},
+        {"uid": ["u0"] * len(responses), "problem": object_column(list(task.train) * len(responses)), "response": responses},
     )
     with Scorer(task, config.reward) as scorer:
         trainer = PPOTrainer(config, SimpleNamespace(call=None), task, scorer, tokenizer, SimpleNamespace(spans=Spans()))
-        return trainer.advantages(trainer.score(batch), 1)
+        return trainer.advantages(trainer.score(DataProtoFuture.of(batch)), 1).get()
 
 
 def by_row(batch: DataProto, column: str) -> list[list[float]]:

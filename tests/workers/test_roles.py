@@ -15,7 +15,7 @@ from podium.errors import ConfigError, WorkerError
 from podium.models import load_model
 from podium.protocol import DataProto
 from podium.protocol.jagged import jagged, parts
-from podium.single_controller import Init, ResourcePool, WorkerGroup
+from podium.single_controller import DataProtoFuture, Init, ResourcePool, WorkerGroup
 from podium.workers import ActorRolloutRefWorker, PolicySpec, Role
 from podium.workers.actor_rollout_ref import ROLES
 from tests.workers.test_workers import MODEL, OPTIM, prompts
@@ -39,8 +39,9 @@ def policy_of(role: Role = "actor_rollout_ref", ref_model: ModelConfig | None = 
         yield group.call
 
 
-def values(batch: DataProto, key: str) -> torch.Tensor:
-    return parts(batch.batch[key])[0]
+def values(batch: DataProto | DataProtoFuture, key: str) -> torch.Tensor:
+    rows = batch.get(keys=[key]) if isinstance(batch, DataProtoFuture) else batch
+    return parts(rows.batch[key])[0]
 
 
 def sequences(batch: DataProto) -> DataProto:
@@ -50,8 +51,8 @@ def sequences(batch: DataProto) -> DataProto:
 def rollouts(policy: Any) -> DataProto:
     """Four rows with old and reference log-probs, no advantages, and one mini-batch."""
     policy.update_weights()
-    batch = policy.generate_sequences(prompts()).select(["input_ids", "responses", "response_mask"], [], [])
-    batch.union(policy.compute_log_prob(sequences(batch)))
+    batch = policy.generate_sequences(prompts()).select(["input_ids", "responses", "response_mask"], [], []).get()
+    batch.union(policy.compute_log_prob(sequences(batch)).get())
     zeros = jagged(torch.zeros(len(values(batch, "responses"))), parts(batch.batch["responses"])[1])
     columns = {"advantages": zeros, "mini_batch": torch.zeros(4, 1, dtype=torch.int64)}
     return batch.union(DataProto(columns, meta_info={"num_mini_batches": 1}))
@@ -63,7 +64,7 @@ def rollouts(policy: Any) -> DataProto:
 def test_the_kl_is_zero_at_the_start_positive_after_updates_and_falls_when_it_is_the_loss():
     with policy_of(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type="k3") as policy:
         batch = rollouts(policy)
-        batch.union(policy.compute_ref_log_prob(sequences(batch)))
+        batch.union(policy.compute_ref_log_prob(sequences(batch)).get())
         assert torch.equal(values(batch, "ref_log_prob"), values(batch, "old_log_probs"))
         assert policy.update_actor(batch.clone()).meta_info["metrics"]["kl_loss"].value == 0.0
 
@@ -84,7 +85,7 @@ def test_the_reference_has_no_optimizer_and_is_in_no_checkpoint(tmp_path):
     with policy_of(use_kl_loss=True) as policy:
         batch = rollouts(policy)
         before = policy.compute_ref_log_prob(sequences(batch))
-        policy.update_actor(batch.union(before))
+        policy.update_actor(batch.union(before.get()))
         policy.save_checkpoint(str(tmp_path))
     saved = {path.name for path in tmp_path.iterdir()}
     assert saved
@@ -148,7 +149,7 @@ def test_a_rollout_alone_generates_with_the_start_model():
         both.update_weights()
         mine, theirs = (policy.generate_sequences(prompts()) for policy in (alone, both))
         assert torch.equal(values(mine, "responses"), values(theirs, "responses"))
-        assert mine.batch["weight_version"].tolist() == [0] * 4
+        assert mine.get().batch["weight_version"].tolist() == [0] * 4
         with pytest.raises(WorkerError, match="a worker of role 'rollout' has no actor"):
             alone.update_weights()
 

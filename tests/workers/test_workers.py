@@ -17,8 +17,8 @@ from podium.config import (
 from podium.datasets import prompt_batch, supervised_batch
 from podium.errors import ConfigError, WorkerError
 from podium.models import load_tokenizer
-from podium.protocol import DataProto
-from podium.protocol.jagged import jagged, parts
+from podium.protocol import DataProto, jagged_from_rows
+from podium.protocol.jagged import jagged, offsets_of, parts
 from podium.single_controller import Init, ResourcePool, WorkerGroup
 from podium.workers import ActorRolloutRefWorker, PolicySpec, TrainingSpec, TrainingWorker
 
@@ -69,23 +69,49 @@ def test_generating_is_refused_until_the_weights_are_in_step(policy):
     assert policy.update_weights() == [0]
     rollouts = policy.generate_sequences(prompts())
     assert len(rollouts) == 4
-    policy.update_actor(to_learn(rollouts))
+    policy.update_actor(to_learn(rollouts.get()))
     with pytest.raises(WorkerError, match=r"version 0, expected 2; call update_weights"):
         policy.generate_sequences(prompts())
     assert policy.update_weights() == [2]
-    assert policy.generate_sequences(prompts()).batch["weight_version"].tolist() == [2, 2, 2, 2]
+    assert policy.generate_sequences(prompts()).get().batch["weight_version"].tolist() == [2, 2, 2, 2]
 
 
 def test_the_rollouts_log_probs_are_the_trainers(policy):
     policy.update_weights()
     rollouts = policy.generate_sequences(prompts())
-    recomputed = policy.compute_log_prob(rollouts.select(["input_ids", "responses"], [], []))
-    assert torch.allclose(parts(recomputed.batch["old_log_probs"])[0], parts(rollouts.batch["rollout_log_probs"])[0], atol=1e-5)
+    recomputed = policy.compute_log_prob(rollouts.select(["input_ids", "responses"], [], [])).get()
+    drawn = rollouts.get(keys=["rollout_log_probs"])
+    assert torch.allclose(parts(recomputed.batch["old_log_probs"])[0], parts(drawn.batch["rollout_log_probs"])[0], atol=1e-5)
+    assert "log_prob_metrics" not in recomputed.meta_info
+
+
+def test_the_workers_report_what_they_alone_have_the_tokens_for(policy):
+    policy.update_weights()
+    batch = policy.generate_sequences(prompts())
+    drawn = parts(batch.get(keys=["rollout_log_probs"]).batch["rollout_log_probs"])[0]
+    reported = batch.meta_info["rollout_metrics"].to_floats()
+    assert reported == {"rollout/neg_log_prob": pytest.approx(-float(drawn.double().mean()))}
+
+    shifted = parts(batch.get(keys=["rollout_log_probs"]).batch["rollout_log_probs"])[0]
+    shifted[1] += 0.5
+    off = DataProto({"rollout_log_probs": jagged(shifted, offsets_of(batch.lengths("responses")))})
+    compared = policy.compute_log_prob(batch.select(["input_ids", "responses"], [], []).union(off))
+    assert compared.column_names() == {"old_log_probs"}
+    assert compared.meta_info["log_prob_metrics"].to_floats() == {"rollout/log_prob_gap_max": pytest.approx(0.5, abs=1e-4)}
+
+
+def test_a_response_is_the_text_of_its_tokens_without_special_ones(policy):
+    policy.update_weights()
+    rows = policy.generate_sequences(prompts()).get(keys=["responses", "response"])
+    tokens = [row.tolist() for row in rows.batch["responses"].unbind()]
+    assert rows.non_tensor_batch["response"].tolist() == TOKENIZER.batch_decode(tokens, skip_special_tokens=True)
+    ended = DataProto({"responses": jagged_from_rows([torch.tensor([*TOKENIZER("ab").input_ids, TOKENIZER.eos_token_id])])})
+    assert policy._group.workers[0]._texts(ended) == ["ab"]
 
 
 def test_an_update_reports_every_mini_batch_and_keeps_its_input(policy):
     policy.update_weights()
-    batch = to_learn(policy.generate_sequences(prompts()))
+    batch = to_learn(policy.generate_sequences(prompts()).get())
     metrics = policy.update_actor(batch).meta_info["metrics"].to_floats()
     assert {"pg_loss", "pg_clipfrac", "ppo_kl", "grad_norm", "lr", "skipped_updates"} <= metrics.keys()
     assert "mini_batch" in batch.batch
@@ -93,7 +119,7 @@ def test_an_update_reports_every_mini_batch_and_keeps_its_input(policy):
 
 def test_save_and_load_continue_bit_for_bit(policy, tmp_path):
     policy.update_weights()
-    batch = to_learn(policy.generate_sequences(prompts()))
+    batch = to_learn(policy.generate_sequences(prompts()).get())
     policy.save_checkpoint(str(tmp_path))
     first = policy.update_actor(batch).meta_info["metrics"].to_floats()
     policy.load_checkpoint(str(tmp_path))
@@ -104,6 +130,33 @@ def test_training_without_a_loss_says_so(trainer):
     batch = supervised_batch(["a\n"], ["a"], TOKENIZER)
     with pytest.raises(WorkerError, match="call set_loss_fn"):
         trainer.train_batch(batch)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"responses": torch.zeros(1, 2).long()}, r"column 'responses' is int64\[1, 2\], it should be int64 \[B, \*\]"),
+        (
+            {"input_ids": jagged(torch.ones(4), torch.tensor([0, 4]))},
+            r"column 'input_ids' is float32\[1, \*\], it should be int64",
+        ),
+    ],
+)
+@pytest.mark.parametrize("method", ["train_batch", "train_mini_batch", "infer_batch"])
+def test_columns_of_another_kind_are_refused_by_name(trainer, method, changed, reason):
+    trainer.set_loss_fn(SFTLoss())
+    batch = supervised_batch(["a\n"], ["a"], TOKENIZER)
+    batch.batch |= {"mini_batch": torch.zeros(1, 1).long(), **changed}
+    batch.meta_info["num_mini_batches"] = 1
+    with pytest.raises(WorkerError, match=reason):
+        getattr(trainer, method)(batch)
+
+
+def test_mini_batches_are_numbered_per_epoch(trainer):
+    batch = supervised_batch(["a\n"], ["a"], TOKENIZER)
+    batch.batch["mini_batch"] = torch.zeros(1).long()
+    with pytest.raises(WorkerError, match=r"column 'mini_batch' is int64\[1\], it should be int64 \[B, epochs\]"):
+        trainer.train_mini_batch(batch)
 
 
 def test_supervised_training_lowers_the_loss(trainer):

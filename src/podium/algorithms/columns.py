@@ -10,12 +10,15 @@ from podium.protocol import DataProto
 from podium.protocol.jagged import parts
 
 
-def response_column(batch: DataProto, key: str) -> Tensor:
-    """[N] values of a jagged column, one for each response token. DataError when it is missing or its rows do not fit."""
+def response_column(batch: DataProto, key: str, *, like: str = "responses") -> Tensor:
+    """[N] values of a jagged column, one for each response token, as the column `like` has them.
+
+    DataError when it is missing or its rows do not fit.
+    """
     if key not in batch.batch:
         raise DataError(f"the loss needs the column {key!r}; there are: {', '.join(batch.batch)}")
     values, offsets = parts(batch.batch[key])
-    responses = parts(batch.batch["responses"])[1]
+    responses = parts(batch.batch[like])[1]
     if offsets is not responses and not torch.equal(offsets, responses):
         lengths, expected = offsets.diff().tolist(), responses.diff().tolist()
         raise DataError(f"column {key!r} has rows of {lengths} tokens, their responses have {expected}")

@@ -77,7 +77,8 @@ def kl_of_rows(kind: str, batch: DataProto) -> Tensor:
     Of the policy that the step began with: reads the jagged columns `old_log_probs`, `ref_log_prob` and `response_mask`.
     """
     mask_N, offsets = parts(batch.batch["response_mask"])
-    old_N, ref_N = (torch.where(mask_N.bool(), response_column(batch, name), 0.0) for name in ("old_log_probs", "ref_log_prob"))
+    columns = (response_column(batch, name, like="response_mask") for name in ("old_log_probs", "ref_log_prob"))
+    old_N, ref_N = (torch.where(mask_N.bool(), column, 0.0) for column in columns)
     kl_N = kl_estimates(kind, old_N, ref_N).double()
     return torch.zeros(len(batch), dtype=torch.float64).index_add_(0, row_ids(offsets), kl_N)
 

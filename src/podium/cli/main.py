@@ -125,14 +125,36 @@ def recipes() -> None:
 
 
 @app.command()
-def explain(source: Annotated[str, typer.Argument(metavar="RECIPE_OR_YAML")], overrides: Overrides = None) -> None:
-    """Print the arithmetic of a run, and all its settings as YAML."""
+def explain(
+    source: Annotated[
+        str, typer.Argument(metavar="RECIPE_OR_YAML_OR_RUN", help="A recipe's name, a YAML file, or a run directory.")
+    ],
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Of a run: one JSON object on standard output.")] = False,
+) -> None:
+    """Print the arithmetic of a run, and all its settings as YAML; of a run directory, the bytes that its last step moved."""
     from podium.config import explain as explain_config
     from podium.config import to_yaml
 
+    if _is_folder(source):
+        require_run(Path(source), "")
+        config = read_source(str(Path(source) / "config.yaml"), overrides or [])
+        from podium.cli import explaining
+
+        explaining.explain_run(Path(source), explain_config(config), as_json=as_json)
+        return
+    if as_json:
+        raise ConfigError(f"--json is for a run directory, which {source} is not; runs are folders such as runs/latest")
     config = read_source(source, overrides or [])
     typer.echo("\n".join(explain_config(config)) + "\n")
     typer.echo(to_yaml(config))
+
+
+def _is_folder(source: str) -> bool:
+    """Whether a run is meant: a folder, unless a recipe is called so."""
+    from podium.recipes import RECIPES
+
+    return source not in RECIPES and Path(source).is_dir()
 
 
 def read_source(source: str, overrides: list[str], *, is_trained: bool = True) -> RunConfig:

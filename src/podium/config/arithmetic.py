@@ -8,6 +8,8 @@ from __future__ import annotations
 from podium.config.schema import RunConfig, Settings
 from podium.errors import ConfigError
 
+PROFILER_FIELDS = ("steps", "all_ranks", "ranks", "save_path", "tool_config", "finish_command")
+
 
 def rows_per_step(config: RunConfig) -> int:
     """Responses that one step generates and learns from."""
@@ -44,7 +46,7 @@ def explain(config: RunConfig) -> list[str]:
     if dtype := actor.engine.compute_dtype:
         kept = config.model.dtype
         lines.append(f"passes of warm-up, actor and reference in {dtype}; parameters, gradient sums and optimizer in {kept}")
-    lines += _terms(config)
+    lines += _terms(config) + _profile(config)
     if config.warmup.steps:
         lines.insert(0, f"warm-up: {config.warmup.steps} optimizer steps x {config.warmup.batch_rows} rows")
     return lines
@@ -107,6 +109,7 @@ def _without_effect(config: RunConfig) -> list[str]:
         ("actor", actor, ("kl_loss_coef", "kl_loss_type"), actor.use_kl_loss, kl_loss),
         ("algorithm", algorithm, ("kl_coef", "kl_penalty"), algorithm.use_kl_in_reward, kl_reward),
         ("reward", reward, ("failure_value",), reward.on_failure == "value", "reward.on_failure=value"),
+        ("profiler", config.profiler, PROFILER_FIELDS, config.profiler.tool != "none", "a profiler.tool"),
         ("", config, ("call_timeout_s",), config.runtime_name == "ray", "runtime=ray"),
     ]
     reasons = []
@@ -117,6 +120,31 @@ def _without_effect(config: RunConfig) -> list[str]:
                 name = f"{section}.{field}".lstrip(".")
                 reasons.append(f"{name}={value} has no effect without {switch}: set that, or leave {name} at {default}")
     return reasons
+
+
+def _unfit_profile(config: RunConfig) -> list[str]:
+    """Why nothing, or less than was asked for, would be recorded."""
+    profiler, reasons = config.profiler, []
+    late = [step for step in profiler.steps if step > config.trainer.total_steps]
+    absent = [rank for rank in profiler.ranks if rank >= config.num_workers]
+    if late:
+        reasons.append(f"profiler.steps: step {late[0]} is none of the run, trainer.total_steps={config.trainer.total_steps}")
+    if absent:
+        reasons.append(f"profiler.ranks: there is no rank {absent[0]}, num_workers={config.num_workers} has ranks from 0")
+    if profiler.all_ranks and profiler.ranks:
+        reasons.append("profiler.all_ranks=true and profiler.ranks contradict each other: use one")
+    if profiler.tool != "none" and not profiler.steps:
+        reasons.append(f"profiler.tool={profiler.tool} records nothing without profiler.steps: set them, such as [3]")
+    return reasons
+
+
+def _profile(config: RunConfig) -> list[str]:
+    profiler = config.profiler
+    if profiler.tool == "none":
+        return []
+    steps = ", ".join(map(str, profiler.steps))
+    ranks = "all ranks" if profiler.all_ranks else f"rank {', '.join(map(str, profiler.ranks or (0,)))}"
+    return [f"profiled by {profiler.tool}: step {steps} on {ranks}, into {profiler.save_path}/"]
 
 
 def _unfit_dtype(config: RunConfig) -> list[str]:
@@ -163,6 +191,8 @@ def check(config: RunConfig, *, is_trained: bool = True) -> None:
         reasons.append("rollout.sampling.temperature is 0: greedy samples of a prompt are all equal and teach nothing; use 1.0")
     if config.num_workers > 1 and config.runtime_name == "inline":
         reasons.append(f"runtime=inline has one process, num_workers={config.num_workers} needs collectives: use runtime=ray")
-    reasons += _unfit_terms(config) + _without_effect(config) + (_unfit_dtype(config) if is_trained else [])
+    reasons += (
+        _unfit_terms(config) + _unfit_profile(config) + _without_effect(config) + (_unfit_dtype(config) if is_trained else [])
+    )
     if reasons:
         raise ConfigError("\n".join(reasons))

@@ -33,6 +33,12 @@ def _not_float16(value: Any) -> Any:
     return value
 
 
+def _known_tool(value: Any) -> Any:
+    if value in ("npu", "precision_debugger"):
+        raise ValueError(f"{value} is for devices that Podium does not run on; the tools are torch, torch_memory, nsys, none")
+    return value
+
+
 def _in_float32(value: float) -> float:
     if abs(value) > 3.4e38:
         raise ValueError(f"is infinite in float32, in which rewards are kept: use a number of at most 3.4e38, got {value}")
@@ -327,6 +333,28 @@ class TrainerConfig(Settings):
     """Draw `curve.png` at the end (extra: plot)."""
 
 
+class ProfilerConfig(Settings):
+    """Recordings of single steps, one file a rank: `step-3-rank-0.json.gz`. Off unless a tool and steps are given."""
+
+    tool: Annotated[Literal["none", "torch", "torch_memory", "nsys"], BeforeValidator(_known_tool)] = "none"
+    """`torch`: a trace of operations for https://ui.perfetto.dev; `torch_memory`: allocations of GPU memory for
+    https://pytorch.org/memory_viz; `nsys`: opens the capture of an `nsys profile` around the ranks (the latter two need CUDA)."""
+    steps: Annotated[tuple[Positive, ...], BeforeValidator(_tuple)] = ()
+    """The steps of RL that are recorded, from the end of the step before to their own."""
+    all_ranks: bool = False
+    """Record every rank."""
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_tuple)] = ()
+    """Record these ranks; without any, and without `all_ranks`, rank 0."""
+    save_path: str = "profile"
+    """Folder of the recordings, in the run directory unless it is absolute; on the rank's own node."""
+    tool_config: dict[str, JsonValue] = {}
+    """The tool's own options: of `torch` record_shapes, profile_memory, with_stack, with_flops, with_modules (true or false); of
+    `torch_memory` max_entries."""
+    finish_command: str | None = None
+    """Run by `sh` on each recorded rank, in `save_path`, once the last of the steps is written; PODIUM_PROFILE_SAVE_PATH, _TOOL,
+    _RANK, _PID and _ROLE are set. Where it fails, the log says so and the run goes on."""
+
+
 class RunConfig(Settings):
     """A whole run: `podium train` takes one, and the run directory keeps it as `config.yaml`."""
 
@@ -366,6 +394,8 @@ class RunConfig(Settings):
     """The reference model."""
     trainer: TrainerConfig
     """The loop."""
+    profiler: ProfilerConfig = ProfilerConfig()
+    """Recordings of single steps."""
 
     @property
     def runtime_name(self) -> str:

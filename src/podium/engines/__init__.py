@@ -1,7 +1,26 @@
-"""Training a model: one contract, several backends."""
+"""Training a model: one contract, several backends; and the devices that it runs on."""
 
 from podium.engines.base import BaseEngine, StepResult
-from podium.engines.device import collective_backend, pick_device
+from podium.engines.device import (
+    collective_backend,
+    get_device_name,
+    get_nccl_backend,
+    get_torch_device,
+    get_visible_devices_keyword,
+    pick_device,
+)
+from podium.engines.numa import set_numa_affinity
 from podium.engines.registry import EngineRegistry
 
-__all__ = ["BaseEngine", "EngineRegistry", "StepResult", "collective_backend", "pick_device"]
+__all__ = [
+    "BaseEngine",
+    "EngineRegistry",
+    "StepResult",
+    "collective_backend",
+    "get_device_name",
+    "get_nccl_backend",
+    "get_torch_device",
+    "get_visible_devices_keyword",
+    "pick_device",
+    "set_numa_affinity",
+]

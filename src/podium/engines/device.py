@@ -1,11 +1,18 @@
-"""The one place that names devices and their communication backends.
+"""The one place that names devices, their communication backends and the tools that look into them.
 
-Everything else holds a `torch.device` that came from here. The CUDA branches have never been run on a GPU by this project.
+Everything else holds a `torch.device` that came from here. The CUDA branches have never been run on a GPU by this project. The
+getters at the end have the names that users of verl know.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
 import torch
+from torch.profiler import ProfilerActivity
 
 from podium.errors import EngineError
 
@@ -16,12 +23,17 @@ def pick_device(local_rank: int) -> torch.device:
     A rank that sees one GPU owns it, whatever its local rank (Ray shows each actor only its own); one that sees several
     takes the one of its local rank. EngineError when there are too few.
     """
-    if not torch.cuda.is_available():
+    if not has_gpu():
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if count > 1 and local_rank >= count:
         raise EngineError(f"local rank {local_rank} has no GPU of its own: torch sees {count} on this node")
     return torch.device("cuda", local_rank if count > 1 else 0)
+
+
+def has_gpu() -> bool:
+    """Whether torch sees a GPU here."""
+    return torch.cuda.is_available()
 
 
 def collective_backend(device: torch.device) -> str:
@@ -32,3 +44,69 @@ def collective_backend(device: torch.device) -> str:
 def rng_devices(device: torch.device) -> list[torch.device]:
     """Devices, besides the CPU, whose random state a forward pass on `device` uses."""
     return [device] if device.type == "cuda" else []
+
+
+def pci_address(device: torch.device) -> str | None:
+    """A GPU's place on the PCI bus, as Linux names its folder (0000:3b:00.0); None for a device that has none."""
+    if device.type != "cuda":
+        return None
+    found: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks these three
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+
+
+# -- looking into a device (all but the first need a GPU) -----------------------------------------------------------------
+
+
+def profiled_activities() -> list[ProfilerActivity]:
+    """What torch.profiler can record here."""
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu() else [])]
+
+
+def record_allocations(max_entries: int) -> None:
+    """Remember the newest so many allocations of GPU memory, with where in the program they were made."""
+    torch.cuda.memory._record_memory_history(max_entries=max_entries)
+
+
+def write_allocations(path: Path) -> None:
+    """Write what `record_allocations` remembers as a snapshot for https://pytorch.org/memory_viz, and forget it."""
+    torch.cuda.memory._dump_snapshot(str(path))
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def open_capture() -> None:
+    """Tell a profiler outside, which waits for it (`nsys profile --capture-range=cudaProfilerApi`), to begin."""
+    torch.cuda.profiler.start()
+
+
+def close_capture() -> None:
+    """Tell it to end."""
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def named_range(name: str) -> AbstractContextManager[None]:
+    """A block with that name in the recording of a profiler outside."""
+    return torch.cuda.nvtx.range(name)
+
+
+# -- under the names of verl ----------------------------------------------------------------------------------------------
+
+
+def get_device_name() -> str:
+    """ "cuda" where torch sees a GPU, else "cpu"."""
+    return "cuda" if has_gpu() else "cpu"
+
+
+def get_torch_device() -> ModuleType:
+    """torch's module of that device: `torch.cuda` or `torch.cpu`."""
+    return torch.cuda if has_gpu() else torch.cpu
+
+
+def get_visible_devices_keyword() -> str:
+    """The environment variable by which GPUs are shown to a process, on a machine without any too."""
+    return "CUDA_VISIBLE_DEVICES"
+
+
+def get_nccl_backend() -> str:
+    """The torch.distributed backend for tensors on that device: "nccl", or "gloo" on a CPU."""
+    return "nccl" if has_gpu() else "gloo"

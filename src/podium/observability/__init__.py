@@ -7,6 +7,7 @@ from podium.observability.curve import draw_curve
 from podium.observability.jsonl import read_rows
 from podium.observability.metrics import Last, Max, Mean, Metric, Metrics, Min, Sum
 from podium.observability.names import (
+    DRIVER_MB,
     RESPONSE_LENGTH,
     REWARD,
     THROUGHPUT,
@@ -21,6 +22,7 @@ from podium.observability.spans import SpanListener, Spans
 from podium.observability.trackers import Tracker
 
 __all__ = [
+    "DRIVER_MB",
     "METRICS_FILE",
     "RESPONSE_LENGTH",
     "REWARD",

@@ -7,15 +7,27 @@ from podium.protocol.jagged import from_padded, jagged_from_rows, to_padded
 from podium.protocol.merging import Mergeable, MetaPolicy
 from podium.protocol.meta import AUTO_PADDING_KEY, PADDING_ROWS_KEY
 from podium.protocol.row_dicts import DataProtoItem
-from podium.protocol.rows import concat_rows, is_rows, num_rows, pad_dataproto_to_divisor, partition_rows, unpad_dataproto
+from podium.protocol.rows import (
+    column_names,
+    concat_rows,
+    is_rows,
+    num_rows,
+    pad_dataproto_to_divisor,
+    partition_rows,
+    unpad_dataproto,
+)
+from podium.protocol.schema import Field, check_fields
 
 __all__ = [
     "AUTO_PADDING_KEY",
     "PADDING_ROWS_KEY",
     "DataProto",
     "DataProtoItem",
+    "Field",
     "Mergeable",
     "MetaPolicy",
+    "check_fields",
+    "column_names",
     "concat_rows",
     "from_padded",
     "interleave_groups",

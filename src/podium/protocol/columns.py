@@ -27,6 +27,17 @@ def object_column(rows: ObjectColumn | Sequence[Any]) -> ObjectColumn:
     return np.fromiter(rows, dtype=object, count=len(rows))
 
 
+def is_even(batch: Mapping[str, Tensor]) -> bool:
+    """Whether there are columns, and all are plain dense ones of one row count, as in most batches: nothing is left to check."""
+    counts = {
+        column.shape[0]
+        if type(column) is Tensor and column.layout is torch.strided and not column.is_nested and column.ndim
+        else -1
+        for column in batch.values()
+    }
+    return len(counts) == 1 and -1 not in counts
+
+
 def intern_offsets(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same columns; jagged ones of equal lengths share one offsets tensor, so that they can be multiplied."""
     known: list[Tensor] = []
@@ -53,14 +64,25 @@ def _check_cover(key: str, values: Tensor, end: int, start: int = 0) -> None:
 
 
 def check_row_counts(batch: Mapping[str, Tensor], objects: Mapping[str, ObjectColumn]) -> None:
-    """DataError when two columns disagree on the row count, or a tensor has no rows at all."""
+    """DataError when two columns disagree on the row count, or a tensor has no rows at all or cannot be cut into them."""
     head: tuple[str, int] | None = None
     for key, column in batch.items():
-        if not column.ndim:
-            raise DataError(f"tensor column {key!r} has no row dimension; a value of the whole batch belongs in meta_info")
+        if not jg.is_jagged(column):  # which has both; asking a nested tensor would cost as much as a view of it
+            if not column.ndim:
+                raise DataError(f"tensor column {key!r} has no row dimension; a value of the whole batch belongs in meta_info")
+            check_layout(key, column)
         head = _same_count(head, key, jg.num_rows(column))
     for key, rows in objects.items():
         head = _same_count(head, key, len(rows))
+
+
+def check_layout(key: str, column: Tensor) -> None:
+    """DataError for a layout, such as a sparse one, of which rows cannot be cut."""
+    if column.layout is not torch.strided and not jg.is_jagged(column):
+        raise DataError(
+            f"tensor column {key!r} has layout {column.layout}, of which rows cannot be cut: use .to_dense(), a jagged column, "
+            "or put it into meta_info, whole"
+        )
 
 
 def _same_count(head: tuple[str, int] | None, key: str, count: int) -> tuple[str, int]:

@@ -2,10 +2,11 @@
 
 Three kinds of column share one row count: `batch` holds tensors (dense [B, ...] or jagged [B, *, ...]), `non_tensor_batch`
 holds one Python object per row, `meta_info` holds values of the whole batch. Jagged columns of equal lengths share one
-offsets tensor, so they can be added and multiplied. What is not here: futures and by-reference batches.
+offsets tensor, so they can be added and multiplied.
 
 `union`, `pop`, `rename` and `reorder` change the object they are called on, as users of verl expect; everything else
-returns a new one. A failed operation leaves its inputs as they were, and no result shares meta that can be changed.
+returns a new one. A failed operation leaves its inputs as they were, and no result shares meta that can be changed. Rows that
+stay where they were made are `RemoteRows`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from podium.errors import ChunkError, DataError
 from podium.protocol import columns as col
-from podium.protocol import disk, indexing, joining, merging, row_dicts, wire
+from podium.protocol import disk, indexing, joining, memory, merging, row_dicts, wire
 from podium.protocol import jagged as jg
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
@@ -62,15 +63,22 @@ class DataProto:
         `auto_padding` allows dispatch to pad the rows to equal shards. `meta_policies` says how values of the meta become one
         when batches are concatenated, for those that need not be equal. Both stay with the rows through every operation.
         """
-        self.batch = {} if batch is None else col.intern_offsets(batch)  # a TensorDict has no truth value
-        objects = non_tensor_batch.items() if non_tensor_batch else ()
-        self.non_tensor_batch = {key: col.object_column(rows) for key, rows in objects}
+        is_even = batch is not None and col.is_even(batch)
+        self.batch = (
+            {} if batch is None else dict(batch) if is_even else col.intern_offsets(batch)
+        )  # a TensorDict has no truth value
+        self.non_tensor_batch = (
+            {key: col.object_column(rows) for key, rows in non_tensor_batch.items()} if non_tensor_batch else {}
+        )
         self.meta_info = dict(meta_info) if meta_info else {}
+        if not isinstance(auto_padding, bool):
+            raise DataError(f"auto_padding is True or False, got {auto_padding!r}")
         if auto_padding:
             self.meta_info[mt.AUTO_PADDING_KEY] = True
         if meta_policies:
             self.meta_info[mt.META_POLICIES_KEY] = merging.check_policies(meta_policies, self.meta_info)
-        col.check_row_counts(self.batch, self.non_tensor_batch)
+        if self.non_tensor_batch or not is_even:
+            col.check_row_counts(self.batch, self.non_tensor_batch)
 
     @classmethod
     def from_dict(
@@ -154,7 +162,8 @@ class DataProto:
 
     def _item(self, number: int) -> DataProtoItem:
         row = int(indexing.row_numbers([number], len(self)))
-        return row_dicts.item(self.batch, self.non_tensor_batch, mt.meta_of_rows(self.meta_info, range(row, row + 1)), row)
+        meta = mt.meta_of_rows(self.meta_info, range(row, row + 1), len(self))
+        return row_dicts.item(self.batch, self.non_tensor_batch, meta, row)
 
     def slice(self, start: int | None = None, stop: int | None = None, step: int | None = None) -> Self:
         """Rows [start:stop:step] with Python's rules. Tensor columns are views when the step is 1."""
@@ -173,7 +182,7 @@ class DataProto:
         """The rows that a boolean mask [B] marks, or the rows of the given numbers [B'], in that order; copies."""
         rows = indexing.row_numbers(index, len(self))
         return self._map_rows(
-            lambda column: column.index_select(0, rows.to(column.device)),
+            lambda column: memory.index_select(column, rows.to(column.device)),
             lambda offsets: jg.gather(offsets, rows.to(offsets.device)),
             lambda objects: objects[rows.numpy()],
             rows,
@@ -204,7 +213,7 @@ class DataProto:
         repeated = self.select([key for key in self.batch if key not in pieces]).repeat(n_split)
         tensors = {key: pieces[key] if key in pieces else repeated.batch[key] for key in self.batch}
         numbers = torch.arange(len(self)).repeat_interleave(n_split)
-        return type(self)(tensors, repeated.non_tensor_batch, mt.meta_of_rows(self.meta_info, numbers))
+        return type(self)(tensors, repeated.non_tensor_batch, mt.meta_of_rows(self.meta_info, numbers, len(self)))
 
     def partition(self, num_parts: int) -> list[Self]:
         """Exactly `num_parts` consecutive parts whose sizes differ by at most one; empty parts keep their columns."""
@@ -243,7 +252,7 @@ class DataProto:
         indexing.check_mini_batches(len(self), mini_batch_size, epochs, last)
         orders = indexing.mini_batches(len(self), mini_batch_size, epochs=epochs, seed=seed, last=last)
         width = mini_batch_size if last == "pad" else 0
-        return (self._filled(rows, max(width, len(rows))) for rows in orders)
+        return (self.filled(rows, max(width, len(rows))) for rows in orders)
 
     @classmethod
     def concat(
@@ -282,10 +291,34 @@ class DataProto:
 
     @property
     def padding_mask(self) -> Tensor:
-        """[B] bool: True for rows that are copies, which fill up a shard or a mini-batch. A loss or a metric leaves them out."""
+        """[B] bool: True for rows that are copies, which fill up a shard or a mini-batch. A loss or a metric leaves them out.
+
+        DataError where the marks came along with the meta of a batch of another length.
+        """
+        if mt.PADDING_ROWS_KEY in self.meta_info and not mt.is_marked(self.meta_info, len(self)):
+            raise DataError(
+                f"which of these {len(self)} rows are padding is not known: their meta came from a batch of another length. Make "
+                "them with the padded batch's own methods (select_idxs, repeat, ...), or without its meta"
+            )
         mask = torch.zeros(len(self), dtype=torch.bool)
         mask[[row for row in self.meta_info.get(mt.PADDING_ROWS_KEY, ()) if row < len(mask)]] = True
         return mask
+
+    def filled(self, rows: Tensor, size: int) -> Self:
+        """The rows of these numbers and then, up to `size`, copies of the batch's last one, which the meta marks as padding."""
+        if len(rows) == size:
+            return self.select_idxs(rows)
+        padding = torch.full((size - len(rows),), len(self) - 1)
+        filled = self.select_idxs(torch.cat([rows, padding]))
+        marked = filled.padding_mask[: len(rows)].nonzero().flatten().tolist()
+        mt.mark_padding(filled.meta_info, [*marked, *range(len(rows), size)], size)
+        return filled
+
+    def unmarked(self) -> Self:
+        """The same rows without the mark of padding: all are taken for real."""
+        real = self.select()
+        mt.unmark(real.meta_info)
+        return real
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
@@ -369,8 +402,10 @@ class DataProto:
         return self.select()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        objects = {key: list(rows) for key, rows in self.non_tensor_batch.items()}
         packed = wire.pack(self.batch, buffers=protocol.__index__() >= 5)
+        if type(self) is DataProto and not self.non_tensor_batch and wire.agrees(packed):
+            return _rows_of, (packed, self.meta_info)
+        objects = {key: list(rows) for key, rows in self.non_tensor_batch.items()}
         return _rebuild, (type(self), packed, objects, self.meta_info)
 
     def __repr__(self) -> str:
@@ -395,30 +430,23 @@ class DataProto:
 
     def _checked(self) -> DataProto:
         """The columns as the constructor takes them: a user may have assigned some since, `data.batch["x"] = ...`."""
+        if not self.non_tensor_batch and col.is_even(self.batch):
+            return self
         return DataProto(self.batch, self.non_tensor_batch)
 
     def _cut(self, bounds: Sequence[int]) -> list[Self]:
         """Views of rows [bounds[i], bounds[i + 1]) for each i; the bounds run from 0 to the last row."""
         source = self._checked()
         tensors = moves.cut_tensors(source.batch, bounds)
+        objects = source.non_tensor_batch
         return [
             self._made_of(
                 batch,
-                {key: rows[start:stop] for key, rows in source.non_tensor_batch.items()},
-                mt.meta_of_rows(self.meta_info, range(start, stop)),
+                {key: rows[start:stop] for key, rows in objects.items()} if objects else {},
+                mt.meta_of_rows(self.meta_info, range(start, stop), bounds[-1]),
             )
             for (start, stop), batch in zip(pairwise(bounds), tensors, strict=True)
         ]
-
-    def _filled(self, rows: Tensor, size: int) -> Self:
-        """The given rows and then, up to `size` rows, copies of the batch's last one, which the meta marks as padding."""
-        if len(rows) == size:
-            return self.select_idxs(rows)
-        padding = torch.full((size - len(rows),), len(self) - 1)
-        filled = self.select_idxs(torch.cat([rows, padding]))
-        marked = filled.padding_mask[: len(rows)].nonzero().flatten().tolist()
-        mt.mark_padding(filled.meta_info, [*marked, *range(len(rows), size)])
-        return filled
 
     def _map_values(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Apply a change that keeps shapes to the storage of every tensor column."""
@@ -436,8 +464,13 @@ class DataProto:
         return self._made_of(
             moves.map_rows(source.batch, dense, ragged),
             {key: objects(rows) for key, rows in source.non_tensor_batch.items()},
-            mt.meta_of_rows(self.meta_info, numbers),
+            mt.meta_of_rows(self.meta_info, numbers, len(source)),
         )
+
+
+def _rows_of(packed: wire.Packed, meta: dict[str, Any]) -> DataProto:
+    """What needs no check, and so costs a tiny batch a third less."""
+    return DataProto._made_of(wire.unpack(packed), {}, meta)
 
 
 def _rebuild(cls: type[DataProto], packed: wire.Packed, objects: dict[str, list[Any]], meta: dict[str, Any]) -> DataProto:

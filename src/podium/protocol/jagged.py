@@ -20,10 +20,11 @@ from torch import Tensor
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from podium.errors import DataError
+from podium.protocol import memory
 
 ValueIndex: TypeAlias = slice | list[slice] | Tensor
 """Which values of a column: one run, several (at least one), or each by its number [N']."""
-BLOCK = 128
+BLOCK = 4096
 """Runs of at least so many values, on average, are copied as blocks; below that the slices cost more than an index does."""
 
 
@@ -133,15 +134,22 @@ def gather_index(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Where the values of the chosen rows lie, and the offsets of the result: (index [N'], offsets [B' + 1])."""
     lengths = offsets.diff()[rows]
     new_offsets = offsets_of(lengths)
-    shift = torch.repeat_interleave(offsets[rows] - new_offsets[:-1], lengths)
-    return shift.add_(torch.arange(len(shift), device=offsets.device)), new_offsets
+    count = int(new_offsets[-1])
+    if count * offsets.element_size() < memory.LARGE_BYTES:
+        shift = torch.repeat_interleave(offsets[rows] - new_offsets[:-1], lengths, output_size=count)
+        return shift.add_(torch.arange(count, device=offsets.device)), new_offsets
+    held = lengths > 0
+    first = offsets[rows[held]]
+    # One more than the value before, but at the start of a row a jump to there: a running sum, which needs one buffer only.
+    steps = first.clone()
+    steps[1:] -= (first + lengths[held])[:-1] - 1
+    index = memory.empty_like_rows(offsets, count).fill_(1)
+    index[new_offsets[:-1][held]] = steps
+    return index.cumsum_(0), new_offsets
 
 
 def gather(offsets: Tensor, rows: Tensor) -> tuple[ValueIndex, Tensor]:
-    """`gather_index` for `take`: rows that follow one another are a run, and long runs are copied as blocks.
-
-    That costs a fifth of what an index of each value does.
-    """
+    """`gather_index` for `take`: rows that follow one another are a run, and long runs are copied as blocks."""
     breaks = (rows.diff() != 1).nonzero().flatten() + 1
     new_offsets = offsets_of(offsets.diff()[rows])
     if int(new_offsets[-1]) < BLOCK * (len(breaks) + 1):
@@ -155,7 +163,7 @@ def take(values: Tensor, index: ValueIndex) -> Tensor:
     """The values that an index of `gather` names, as a copy; by one slice as a view."""
     if isinstance(index, slice):
         return values[index]
-    return values.index_select(0, index) if isinstance(index, Tensor) else torch.cat([values[run] for run in index])
+    return memory.index_select(values, index) if isinstance(index, Tensor) else memory.cat([values[run] for run in index])
 
 
 def cut_offsets(offsets: Tensor, bounds: Sequence[int]) -> tuple[list[int], list[Tensor]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from podium.errors import DataError, nearest
 from podium.protocol import wire
-from podium.protocol.meta import IMMUTABLE, META_POLICIES_KEY, PADDING_ROWS_KEY, mark_padding
+from podium.protocol.meta import IMMUTABLE, META_POLICIES_KEY, PADDING_OF_KEY, PADDING_ROWS_KEY, mark_padding
 
 MetaPolicy: TypeAlias = Literal["equal", "first", "list", "sum", "min", "max", "weighted_mean"]
 """How one meta key merges. The values of the parts must be equal; the first one's is taken; they are listed (a list adds its
@@ -72,7 +72,8 @@ def merge_meta(
         for part, meta in zip(parts, metas, strict=True)
     ]
     merged: dict[str, Any] = {}
-    for key in dict.fromkeys(key for meta in metas for key in meta if key not in (PADDING_ROWS_KEY, META_POLICIES_KEY)):
+    of_rows = (PADDING_ROWS_KEY, PADDING_OF_KEY, META_POLICIES_KEY)
+    for key in dict.fromkeys(key for meta in metas for key in meta if key not in of_rows):
         found = [_Found(number, meta[key], weights[number]) for number, meta in enumerate(metas) if key in meta]
         merged[key] = _merge_values(key, found, declared.get(key))
     if declared:
@@ -80,7 +81,7 @@ def merge_meta(
     if any(PADDING_ROWS_KEY in meta for meta in metas):
         starts = accumulate((len(part) for part in parts), initial=0)
         padding = [start + row for start, meta in zip(starts, metas, strict=False) for row in meta.get(PADDING_ROWS_KEY, ())]
-        mark_padding(merged, padding)
+        mark_padding(merged, padding, sum(map(len, parts)))
     return merged
 
 

@@ -1,9 +1,10 @@
 """What is true of a whole batch: how meta values are copied and carried along with rows.
 
-Three keys are Podium's own. `AUTO_PADDING_KEY` marks a batch that may be padded when it does not divide among ranks.
-`PADDING_ROWS_KEY` is set on a shard that was padded: the numbers of its rows that are copies. `META_POLICIES_KEY` says how meta
-values merge. They stay with the rows through every operation, whichever meta keys it names; row operations keep the numbers
-right. Merging is in `merging.py`.
+Four keys are Podium's own. `AUTO_PADDING_KEY` marks a batch that may be padded when it does not divide among ranks.
+`PADDING_ROWS_KEY` is set on a shard that was padded: the numbers of its rows that are copies, and `PADDING_OF_KEY` of how many
+rows, since a worker may hand the meta on to rows that it does not speak of. `META_POLICIES_KEY` says how meta values merge. They
+stay with the rows through every operation, whichever meta keys it names; row operations keep the numbers right. Merging is in
+`merging.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ AUTO_PADDING_KEY = "_podium_auto_padding"
 """True on a batch whose dispatch may copy its last row until all ranks get as many."""
 PADDING_ROWS_KEY = "_podium_padding_rows"
 """A tuple of the rows that are such copies; absent where there are none."""
+PADDING_OF_KEY = "_podium_padding_of"
+"""The number of rows of the batch whose rows these are. On a batch of another number the marks are stale."""
+STALE = -1
+"""In its place: the marks were stale before rows were taken."""
 META_POLICIES_KEY = "_podium_meta_policies"
 """A dict: how the values of a meta key become one when batches are concatenated, by key; absent where nothing is declared."""
 
-PRIVATE_KEYS = (AUTO_PADDING_KEY, PADDING_ROWS_KEY, META_POLICIES_KEY)
+PRIVATE_KEYS = (AUTO_PADDING_KEY, PADDING_ROWS_KEY, PADDING_OF_KEY, META_POLICIES_KEY)
 
 IMMUTABLE = frozenset({bool, bytes, complex, float, int, str, type(None)})
 
@@ -33,21 +38,36 @@ def copy_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(dict(meta))
 
 
-def meta_of_rows(meta: Mapping[str, Any], rows: range | Tensor) -> dict[str, Any]:
-    """A copy of the meta for a batch that holds these rows, by number, of the one it comes from."""
+def meta_of_rows(meta: Mapping[str, Any], rows: range | Tensor, num_rows: int) -> dict[str, Any]:
+    """A copy of the meta for a batch that holds these rows, by number, of the one of `num_rows` that it comes from."""
+    if not meta:
+        return {}
     copied = copy_meta(meta)
-    padding = copied.pop(PADDING_ROWS_KEY, ())
-    if padding:
+    padding = copied.get(PADDING_ROWS_KEY, ())
+    if padding and not is_marked(meta, num_rows):
+        copied[PADDING_OF_KEY] = STALE
+    elif padding:
         numbers = rows if isinstance(rows, range) else rows.tolist()
-        mark_padding(copied, [new for new, old in enumerate(numbers) if old in padding])
+        mark_padding(copied, [new for new, old in enumerate(numbers) if old in padding], len(numbers))
     return copied
 
 
-def mark_padding(meta: dict[str, Any], rows: Sequence[int]) -> None:
-    """Say which rows are padding, in place."""
-    meta.pop(PADDING_ROWS_KEY, None)
+def mark_padding(meta: dict[str, Any], rows: Sequence[int], num_rows: int) -> None:
+    """Say which of so many rows are padding, in place."""
+    unmark(meta)
     if rows:
-        meta[PADDING_ROWS_KEY] = tuple(rows)
+        meta |= {PADDING_ROWS_KEY: tuple(rows), PADDING_OF_KEY: num_rows}
+
+
+def unmark(meta: dict[str, Any]) -> None:
+    """Say that no row is padding, in place."""
+    for key in (PADDING_ROWS_KEY, PADDING_OF_KEY):
+        meta.pop(key, None)
+
+
+def is_marked(meta: Mapping[str, Any], num_rows: int) -> bool:
+    """Whether the meta says which of the rows of a batch are padding; marks of another number of rows say nothing of it."""
+    return PADDING_ROWS_KEY in meta and meta.get(PADDING_OF_KEY, num_rows) == num_rows
 
 
 def private_meta(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
-from podium.protocol import wire
+from podium.protocol import memory, wire
 from podium.protocol.columns import ObjectColumn, as_objects, object_column, pick
 
 RaggedMove: TypeAlias = tuple[jg.ValueIndex, Tensor]
@@ -56,6 +56,8 @@ def map_rows(
 
 def cut_tensors(batch: Mapping[str, Tensor], bounds: Sequence[int]) -> list[dict[str, Tensor]]:
     """Rows [bounds[i], bounds[i + 1]) of every column, for each i, as views; the bounds run from 0 to the last row."""
+    if len(bounds) == 2:
+        return [dict(batch)]
     cuts: dict[int, tuple[list[int], Sequence[Tensor]]] = {}
     pieces: list[Sequence[Tensor]] = []
     sizes = [stop - start for start, stop in pairwise(bounds)]
@@ -86,9 +88,12 @@ def concat_tensors(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
     moved: dict[tuple[int, ...], Tensor] = {}
     for key in batches[0]:
         columns = [batch[key] for batch in batches]
+        if _are_alike(columns):
+            joined[key] = memory.cat(columns)
+            continue
         if not jg.is_jagged(columns[0]):
             _check_alike(key, columns, columns)
-            joined[key] = torch.cat(columns)
+            joined[key] = memory.cat(columns)
             continue
         values = [jg.parts(column)[0] if jg.is_jagged(column) else column for column in columns]
         _check_alike(key, columns, values)
@@ -96,8 +101,20 @@ def concat_tensors(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
         shared = tuple(map(id, offsets))
         if shared not in moved:
             moved[shared] = jg.concat_offsets(offsets)
-        joined[key] = jg.like(columns[0], torch.cat(values), moved[shared])
+        joined[key] = jg.like(columns[0], memory.cat(values), moved[shared])
     return joined
+
+
+def _are_alike(columns: Sequence[Tensor]) -> bool:
+    """Whether they are plain dense columns, as most are, of one dtype and shape of a row: then `_check_alike` need not look."""
+    first = columns[0]
+    if type(first) is not Tensor or first.is_nested:
+        return False
+    dtype, shape = first.dtype, first.shape[1:]
+    return all(
+        type(column) is Tensor and column.dtype is dtype and not column.is_nested and column.shape[1:] == shape
+        for column in columns
+    )
 
 
 def _check_alike(key: str, columns: Sequence[Tensor], values: Sequence[Tensor]) -> None:

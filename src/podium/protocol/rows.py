@@ -1,4 +1,4 @@
-"""Batches of either kind, `DataProto` and tensordict's `TensorDict`: what a dispatch function needs to cut and join them.
+"""Batches of every kind, `DataProto`, tensordict's `TensorDict` and `RemoteRows`: what a dispatch function needs to cut and join.
 
 A TensorDict goes through DataProto's arithmetic and comes back as one, so both kinds behave alike in every version of
 tensordict. Tensordict is not imported here: a caller who has a TensorDict has done that.
@@ -14,28 +14,40 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar, cast
 import torch
 
 from podium.errors import DataError
+from podium.protocol.bodies import Header, parted
 from podium.protocol.data_proto import DataProto
-from podium.protocol.meta import PADDING_ROWS_KEY
+from podium.protocol.remote_rows import RemoteRows
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-Rows: TypeAlias = "DataProto | TensorDict"
-RowsT = TypeVar("RowsT", bound="DataProto | TensorDict")
+Rows: TypeAlias = "DataProto | RemoteRows | TensorDict"
+RowsT = TypeVar("RowsT", bound="DataProto | RemoteRows | TensorDict")
 
 
 def is_rows(value: object) -> TypeGuard[Rows]:
     """Whether the value is a batch of rows: a DataProto or a TensorDict (of one batch dim, which using it will check)."""
-    return isinstance(value, DataProto) or _is_tensordict(value)
+    return isinstance(value, DataProto | RemoteRows) or _is_tensordict(value)
 
 
 def num_rows(rows: Rows) -> int:
     """B. DataError for a TensorDict of more than one batch dim."""
-    if isinstance(rows, DataProto):
+    if isinstance(rows, DataProto | RemoteRows):
         return len(rows)
     from podium.protocol import tensordicts
 
     return tensordicts.num_rows(rows)
+
+
+def column_names(rows: Rows) -> set[str]:
+    """The names of the columns, of tensors and of objects; a value of the whole batch is none."""
+    if isinstance(rows, DataProto):
+        return {*rows.batch, *rows.non_tensor_batch}
+    if isinstance(rows, RemoteRows):
+        return rows.column_names()
+    from podium.protocol import tensordicts
+
+    return tensordicts.column_names(rows)
 
 
 def is_padding_enabled(rows: Rows) -> bool:
@@ -45,6 +57,8 @@ def is_padding_enabled(rows: Rows) -> bool:
 
 def partition_rows(rows: RowsT, parts: int) -> list[RowsT]:
     """Exactly `parts` consecutive shards whose sizes differ by at most one; views. Empty shards keep their columns."""
+    if isinstance(rows, DataProto):
+        return cast("list[RowsT]", rows.partition(parts))
     return [_like(rows, part) for part in _proto(rows).partition(parts)]
 
 
@@ -63,7 +77,7 @@ def partition_padded(rows: RowsT, parts: int) -> tuple[list[RowsT], tuple[int, .
     padding = tuple(size - (stop - start) for start, stop in pairwise(bounds))
     whole = len(data) // size if size else parts
     views = (data if whole == parts else data[: whole * size]).partition(whole) if whole else []
-    padded = [data._filled(torch.arange(*bounds[part : part + 2]), size) for part in range(whole, parts)]
+    padded = [data.filled(torch.arange(*bounds[part : part + 2]), size) for part in range(whole, parts)]
     return [_like(rows, part) for part in (*views, *padded)], padding
 
 
@@ -75,9 +89,7 @@ def drop_last(rows: RowsT, count: int) -> RowsT:
     data = _proto(rows)
     if not 0 <= count <= len(data):
         raise DataError(f"{count} rows cannot be dropped from {len(data)}")
-    kept = data[: len(data) - count]
-    kept.meta_info.pop(PADDING_ROWS_KEY, None)
-    return _like(rows, kept)
+    return _like(rows, data[: len(data) - count].unmarked())
 
 
 def pad_dataproto_to_divisor(rows: RowsT, size_divisor: int) -> tuple[RowsT, int]:
@@ -89,7 +101,7 @@ def pad_dataproto_to_divisor(rows: RowsT, size_divisor: int) -> tuple[RowsT, int
         raise DataError(f"rows are padded to a divisor of at least 1, got {size_divisor}")
     data = _proto(rows)
     missing = -len(data) % size_divisor
-    padded = data._filled(torch.arange(len(data)), len(data) + missing) if missing else data.select()
+    padded = data.filled(torch.arange(len(data)), len(data) + missing) if missing else data.select()
     return _like(rows, padded), missing
 
 
@@ -103,20 +115,47 @@ def unpad_dataproto(rows: RowsT, pad_size: int) -> RowsT:
 
 def concat_rows(parts: Sequence[RowsT]) -> RowsT:
     """The rows of all parts in order, of the parts' kind, as `DataProto.concat`. DataError when they are of two kinds."""
-    kinds = [isinstance(part, DataProto) for part in parts]
-    if len(set(kinds)) > 1:
+    if set(map(type, parts)) == {DataProto}:
+        return cast(RowsT, DataProto.concat(cast("Sequence[DataProto]", parts)))
+    kinds = {_kind_of(part) for part in parts}
+    if len(kinds) > 1:
         names = ", ".join(f"part {number}: {type(part).__name__}" for number, part in enumerate(parts))
         raise DataError(f"concat: parts are of two kinds ({names}); let every rank return the same kind")
-    joined = DataProto.concat([_proto(part) for part in parts])
+    remote = [part for part in parts if isinstance(part, RemoteRows)]
+    here = [as_proto(part) for part in parts if not isinstance(part, RemoteRows)]
+    joined = RemoteRows.concat(remote) if remote else DataProto.concat(here)
     return _like(parts[0], joined)
 
 
-def _proto(rows: Rows) -> DataProto:
+def parted_result(result: object) -> tuple[Header, DataProto] | None:
+    """What a worker returned as a header and the body that stays; None for what is no rows, which travels as it is."""
+    if isinstance(result, DataProto):
+        return parted(result)
+    if not _is_tensordict(result):
+        return None
+    try:
+        rows = DataProto.from_tensordict(cast("TensorDict", result))
+    except DataError:  # nested ones, and other than one batch dimension
+        return None
+    return parted(rows, is_tensordict=True)
+
+
+def as_proto(rows: DataProto | TensorDict) -> DataProto:
+    """The rows as a DataProto; storage is shared."""
     return rows if isinstance(rows, DataProto) else DataProto.from_tensordict(rows)
 
 
-def _like(rows: RowsT, data: DataProto) -> RowsT:
-    return cast(RowsT, data if isinstance(rows, DataProto) else data.to_tensordict())
+def _proto(rows: Rows) -> DataProto | RemoteRows:
+    return rows if isinstance(rows, RemoteRows) else as_proto(rows)
+
+
+def _like(rows: RowsT, data: DataProto | RemoteRows) -> RowsT:
+    is_tensordict = isinstance(data, DataProto) and not isinstance(rows, DataProto)
+    return cast(RowsT, cast(DataProto, data).to_tensordict() if is_tensordict else data)
+
+
+def _kind_of(rows: Rows) -> tuple[type, bool]:
+    return type(rows), isinstance(rows, RemoteRows) and rows.is_tensordict
 
 
 def _is_tensordict(value: object) -> bool:

@@ -27,6 +27,11 @@ def num_rows(data: TensorDict) -> int:
     return data.batch_size[0] if data.batch_dims else 0
 
 
+def column_names(data: TensorDict) -> set[str]:
+    """The names of its columns: of all entries but the `NonTensorData`, which are meta."""
+    return {key for key, value in data.items() if not isinstance(value, NonTensorData)}
+
+
 def take_apart(data: TensorDict) -> Tables:
     """Tensor columns, object columns and meta of a TensorDict; storage is shared."""
     num_rows(data)

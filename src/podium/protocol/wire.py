@@ -2,17 +2,19 @@
 
 A tensor becomes (dtype, shape, data). Small ones are `bytes` inside the message, which costs a tiny batch next to nothing;
 larger ones are `PickleBuffer`s, which a transport that honours out-of-band buffers (Ray's object store) copies once and pickle
-not at all. Jagged columns that share offsets still share them on the other side. A received tensor is always private and
-writable: read-only data is copied, for torch cannot protect it. Also here: equality and description of columns, which need
-the same case analysis.
+not at all. Jagged columns that share offsets still share them on the other side. A received tensor is private and writable:
+read-only data is copied, for torch cannot protect it; or, `as_shared`, it is a guarded view of the data. Also here: equality
+and description of columns, which need the same case analysis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pickle import PickleBuffer
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +23,8 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
+from podium.protocol.columns import check_layout
+from podium.protocol.guard import shared, tensor_over, unguarded
 
 WIRE_VERSION = 3
 IN_BAND_BYTES = 4096
@@ -43,46 +47,102 @@ def pack(batch: Mapping[str, Tensor], *, buffers: bool) -> Packed:
     offsets: list[Tensor] = []
     columns: list[ColumnRecord] = []
     for key, column in batch.items():
-        if not jg.is_jagged(column):
+        if type(column) is Tensor and (record := _pack_plain(column, buffers)) is not None:
+            columns.append((key, record, None, 0))
+        elif not jg.is_jagged(column):
+            check_layout(key, column)
             columns.append((key, _pack_tensor(column, buffers), None, 0))
-            continue
-        values, own = jg.parts(column)
-        number = next((i for i, seen in enumerate(offsets) if seen is own), len(offsets))
-        if number == len(offsets):
-            offsets.append(own)
-        columns.append((key, _pack_tensor(values, buffers), number, jg.ragged_dim(column)))
+        else:
+            values, own = jg.parts(column)
+            number = next((i for i, seen in enumerate(offsets) if seen is own), len(offsets))
+            if number == len(offsets):
+                offsets.append(own)
+            columns.append((key, _pack_tensor(values, buffers), number, jg.ragged_dim(column)))
     return WIRE_VERSION, columns, [_pack_tensor(own, buffers) for own in offsets]
 
 
 def unpack(packed: Packed) -> dict[str, Tensor]:
-    """Records to columns on the CPU, private and writable."""
+    """Records to columns on the CPU, private and writable or, inside `as_shared`, guarded views of what arrived."""
     version, columns, records = packed
     if version != WIRE_VERSION:
         raise DataError(f"a batch of wire version {version} arrived, this process reads {WIRE_VERSION}; run one version")
-    offsets = [_unpack_tensor(record) for record in records]
+    tensor_of = _shared_tensor if getattr(_reading, "is_shared", False) else _private_tensor
+    offsets = [_private_tensor(record) for record in records]
     return {
-        key: _unpack_tensor(record) if number is None else jg.jagged(_unpack_tensor(record), offsets[number], ragged_dim)
+        key: tensor_of(record) if number is None else jg.jagged(tensor_of(record), offsets[number], ragged_dim)
         for key, record, number, ragged_dim in columns
     }
 
 
+def agrees(packed: Packed) -> bool:
+    """Whether what is packed are dense columns of one row count: then a batch of them has nothing to check."""
+    _, columns, offsets = packed
+    counts = {shape[:1] for _, (_, shape, _), _, _ in columns}
+    return not offsets and len(counts) == 1 and () not in counts
+
+
+_reading = threading.local()
+
+
+@contextmanager
+def as_shared() -> Iterator[None]:
+    """In this block, and thread, tensors are unpacked as guarded views; whoever unpickles rows in it copies no large column."""
+    before = getattr(_reading, "is_shared", False)
+    _reading.is_shared = True
+    try:
+        yield
+    finally:
+        _reading.is_shared = before
+
+
+# A tiny batch is read and written in between other work, so most of its cost is code that is in no cache: here each call counts.
+
+
+def _pack_plain(tensor: Tensor, buffers: bool) -> TensorRecord | None:
+    """The record of a tensor that numpy takes as it is, which most are; else None."""
+    try:
+        array = tensor.numpy()
+    except (RuntimeError, TypeError):
+        return None
+    return _record(_numpys_name(array.dtype.char), array, buffers)
+
+
 def _pack_tensor(tensor: Tensor, buffers: bool) -> TensorRecord:
     name, carrier = _written_as(tensor.dtype)
+    tensor = unguarded(tensor)
     bits = tensor if carrier is tensor.dtype else tensor.detach().resolve_conj().view(carrier)
     try:
         array = bits.numpy()
     except (RuntimeError, TypeError):  # it is on a device, has a graph, or is a lazy conjugate: `force` is slower
         array = bits.numpy(force=True)
-    large = buffers and array.nbytes > IN_BAND_BYTES
-    return name, array.shape, PickleBuffer(np.ascontiguousarray(array).data) if large else array.tobytes()
+    return _record(name, array, buffers)
 
 
-def _unpack_tensor(record: TensorRecord) -> Tensor:
+def _record(name: str, array: NDArray[Any], buffers: bool) -> TensorRecord:
+    if buffers and array.nbytes > IN_BAND_BYTES:
+        return name, array.shape, PickleBuffer(np.ascontiguousarray(array).data)
+    return name, array.shape, array.tobytes()
+
+
+@cache
+def _numpys_name(char: str) -> str:
+    """The name of numpy's dtype, which is torch's too where both have it."""
+    return np.dtype(char).name
+
+
+def _private_tensor(record: TensorRecord) -> Tensor:
     name, shape, data = record
     carrier, dtype = _read_as(name)
-    array: NDArray[Any] = np.ndarray(shape, carrier, cast(bytes, data))  # any buffer will do
-    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    array: NDArray[Any] = np.ndarray(shape, carrier, data)  # type: ignore[arg-type]  # any buffer will do
+    tensor = torch.from_numpy(array.copy() if type(data) is bytes or not array.flags.writeable else array)
     return tensor if dtype is None else tensor.view(dtype)
+
+
+def _shared_tensor(record: TensorRecord) -> Tensor:
+    name, shape, data = record
+    carrier, dtype = _read_as(name)
+    tensor = tensor_over(np.ndarray(shape, carrier, data))  # type: ignore[arg-type]
+    return shared(tensor if dtype is None else tensor.view(dtype))
 
 
 @cache
@@ -98,11 +158,17 @@ def _written_as(dtype: torch.dtype) -> tuple[str, torch.dtype]:
 @cache
 def _read_as(name: str) -> tuple[np.dtype[Any], torch.dtype | None]:
     """The numpy dtype that carries torch's dtype of this name, and torch's own where the two differ."""
+    dtype = dtype_of(name)
+    _, carrier = _written_as(dtype)
+    return torch.empty(0, dtype=carrier).numpy().dtype, None if carrier is dtype else dtype
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Torch's dtype of this name. DataError for one that this version of torch does not have."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise DataError(f"a tensor of dtype {name!r} arrived, which torch {torch.__version__} does not have; run one version")
-    _, carrier = _written_as(dtype)
-    return torch.empty(0, dtype=carrier).numpy().dtype, None if carrier is dtype else dtype
+    return dtype
 
 
 def equal(left: Any, right: Any) -> bool:

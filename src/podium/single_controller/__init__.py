@@ -37,6 +37,7 @@ from podium.single_controller.resource_pool import (
 )
 from podium.single_controller.runtime import CAPABILITIES, Capabilities
 from podium.single_controller.status import CallStatus, GroupStatus
+from podium.single_controller.traffic import Traffic, recorded_traffic
 from podium.single_controller.verl_names import (
     ClassWithInitArgs,
     RayClassWithInitArgs,
@@ -44,6 +45,7 @@ from podium.single_controller.verl_names import (
     SubRayResourcePool,
     create_colocated_worker_cls_fused,
     extract_pg_from_exist,
+    initialize_global_process_group_ray,
     sort_placement_group_by_node_ip,
 )
 from podium.single_controller.worker import Worker
@@ -77,6 +79,7 @@ __all__ = [
     "Route",
     "State",
     "SubRayResourcePool",
+    "Traffic",
     "Worker",
     "WorkerGroup",
     "collect_all_to_all",
@@ -92,8 +95,10 @@ __all__ = [
     "dispatch_one_to_all",
     "extract_pg_from_exist",
     "get_predefined_dispatch_fn",
+    "initialize_global_process_group_ray",
     "make_nd_compute_dataproto_dispatch_fn",
     "merge_resource_pool",
+    "recorded_traffic",
     "register",
     "register_dispatch_mode",
     "sort_placement_group_by_node_ip",

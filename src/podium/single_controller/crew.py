@@ -9,13 +9,22 @@ from functools import cached_property
 from types import NoneType
 from typing import Any, Self
 
-from podium.errors import ConfigError, UnsupportedByRuntime
+from podium.errors import ConfigError, UnsupportedByRuntime, check_kind
 from podium.single_controller.life import Life, State
 from podium.single_controller.mesh import Mesh
 from podium.single_controller.open_calls import OpenCalls, Unread
 from podium.single_controller.outbox import Deferred, Outbox
 from podium.single_controller.pending_call import PendingCall
-from podium.single_controller.runtime.base import CONSTRUCTOR, GroupSpec, RankCall, Reply, Runtime, build_runtime, check_kind
+from podium.single_controller.runtime.base import (
+    CONSTRUCTOR,
+    START_TIMEOUT_S,
+    GroupSpec,
+    RankCall,
+    Reply,
+    Runtime,
+    build_runtime,
+    checked_start_timeout,
+)
 from podium.single_controller.runtime.capabilities import CAPABILITIES, require
 from podium.single_controller.status import CallStatus, GroupStatus
 from podium.single_controller.supervision import SLOW_AFTER_S
@@ -44,6 +53,7 @@ class Crew:
         self._call_timeout_s = self._checked(call_timeout_s) or DEFAULT_CALL_TIMEOUT_S
         if not slow_after_s > 0:
             raise ConfigError(f"slow_after_s is more than 0 seconds, got {slow_after_s:g}")
+        check_kind("auto_padding", auto_padding, bool, "True or False")
         self._slow_after_s = slow_after_s
         self._is_owner = True
         self._begin()
@@ -58,11 +68,13 @@ class Crew:
         worker_handles: Sequence[Any] | None,
         options: Mapping[str, Any],
     ) -> Self:
-        """The crew that another driver started as a detached one; `options` are those of the constructor."""
+        """The crew that another driver started as a detached one; `options` are those of the constructor, and start_timeout_s."""
         require(runtime, "detached", "groups that outlive their driver")
         reached = build_runtime(runtime)
-        spec = reached.attach(worker_class, name_prefix, worker_names, worker_handles)
-        crew = cls(spec, runtime, **options)
+        ours = {"start_timeout_s": START_TIMEOUT_S, **options}
+        timeout_s = checked_start_timeout(ours.pop("start_timeout_s"))
+        spec = reached.attach(worker_class, name_prefix, worker_names, worker_handles, timeout_s)
+        crew = cls(spec, runtime, **ours)
         crew.runtime = reached
         crew._is_owner = False
         return crew

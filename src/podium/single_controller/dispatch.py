@@ -18,6 +18,8 @@ from typing import Any, Protocol, TypeAlias
 
 from podium.errors import DispatchError, RegistrationError, unknown_name
 from podium.protocol import DataProto
+from podium.protocol.meta import is_marked
+from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import concat_rows, drop_last, is_padding_enabled, is_rows, num_rows, partition_padded, partition_rows
 from podium.single_controller.mesh import Mesh
 from podium.single_controller.modes import (
@@ -63,19 +65,17 @@ class Shards(PerRank):
     padding: tuple[int, ...]
 
     def trim(self, rank: int, result: Any) -> Any:
-        """The result without what came of padding: the rows that are marked as such, or else, of k x n rows for n sent, the
-        last k x padding.
+        """The result without what came of padding: the rows that are marked as such, where the marks are its own and did not
+        just come along with the shard's meta; or else, of k x n rows for n sent, the last k x padding.
         """
         padding = self.padding[rank]
         if not padding or not is_rows(result):
             return result
         sent, returned = num_rows(self.values[rank]), num_rows(result)
+        if isinstance(result, DataProto | RemoteRows) and is_marked(result.meta_info, returned):
+            return result.select_idxs(~result.padding_mask).unmarked()
         copies, rest = divmod(returned, sent)
-        if isinstance(result, DataProto) and (marked := result.padding_mask).any():
-            # Marks that are too few came with the shard's meta and tell of its rows; any others tell of the result's.
-            if rest or copies <= 1 or int(marked.sum()) == copies * padding:
-                return drop_last(result.select_idxs(~marked), 0)
-        elif rest:
+        if rest:
             raise DispatchError(
                 f"rank {rank} was sent {sent} rows, {padding} of them padding, and returned {returned}: which of them are "
                 "padding cannot be told. Return a multiple of the rows that came, or call without auto padding"

@@ -5,18 +5,22 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from podium.errors import DataError, DispatchError
 from podium.single_controller.crew import Crew
 from podium.single_controller.dispatch import Copy, Ranks, SentArguments, collect, dispatch, route_of
 from podium.single_controller.futures import DataProtoFuture, FutureList, GroupFuture, Settling, is_future
-from podium.single_controller.modes import BatchMode, Execute, ListMode
+from podium.single_controller.modes import BatchMode, Execute, ListMode, UserMode
 from podium.single_controller.outbox import Deferred
 from podium.single_controller.pending_call import PendingCall
 from podium.single_controller.registration import Registration
+from podium.single_controller.row_checks import check_reads, check_writes
 from podium.single_controller.runtime.base import RankCall, Reply
+from podium.single_controller.traffic import recording
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,6 +63,14 @@ class Method:
         """Whether the group returns one result per rank."""
         return isinstance(self.registration.dispatch_mode, ListMode) and self.registration.execute_mode is Execute.ALL
 
+    @property
+    def reply(self) -> Reply:
+        """What its ranks send back: rows that nobody waits for stay where they are made."""
+        registration = self.registration
+        if isinstance(registration.dispatch_mode, BatchMode) and (registration.by_reference or not registration.blocking):
+            return Reply.REFERENCE
+        return Reply.PLAIN if self.returns_list and not registration.blocking else Reply.VALUE
+
 
 class Invocation:
     """One call of a method with its arguments: sent once, collected once."""
@@ -72,12 +84,14 @@ class Invocation:
         self._kwargs = kwargs
         self._timeout_s = timeout_s
         self._sent: SentArguments = ((), {})
+        self._traffic = recording()
 
     def blocking(self) -> Any:
         """Send, wait and return the result."""
         self._group.crew.admit(self._method.full_name)
         self._group.crew.wait_for_deferred()
-        return Settling(self._send_now(), self._collect).get()
+        result = Settling(self._send_now(), self._collect).get()
+        return DataProtoFuture.of(result) if self._method.registration.by_reference else result
 
     def future(self) -> GroupFuture[Any] | FutureList[Any]:
         """Send and return what stands for the result.
@@ -107,7 +121,8 @@ class Invocation:
 
     def _send_later(self) -> Deferred:
         self._copy_arguments()
-        return self._group.crew.later(self._method.full_name, self._resolve, self._send)
+        resolve = partial(copy_context().run, self._resolve)  # what it reads here counts as read by this thread
+        return self._group.crew.later(self._method.full_name, resolve, self._send)
 
     def _copy_arguments(self) -> None:
         """What the ranks get is what was passed, whatever the caller writes into it from here on."""
@@ -123,8 +138,9 @@ class Invocation:
     def _resolve(self) -> None:
         """Put the values of futures in their place."""
         if self._method.registration.materialize_futures:
-            self._args = tuple(map(_value, self._args))
-            self._kwargs = {name: _value(value) for name, value in self._kwargs.items()}
+            value = _whole_value if isinstance(self._method.registration.dispatch_mode, UserMode) else _value
+            self._args = tuple(map(value, self._args))
+            self._kwargs = {name: value(argument) for name, argument in self._kwargs.items()}
 
     def _send_now(self) -> PendingCall:
         self._resolve()
@@ -134,17 +150,21 @@ class Invocation:
         registration = self._method.registration
         try:
             self._sent = dispatch(self._group, registration.dispatch_mode, registration.execute_mode, self._args, self._kwargs)
+            check_reads(self._group, registration, self._sent)
             collects = self._group.mesh(route_of(registration.dispatch_mode).mesh_name).collects
         except (DispatchError, DataError) as error:
             raise self._named(error) from error
         self._args, self._kwargs = (), {}
         ranks = range(self._group.world_size) if registration.execute_mode is Execute.ALL else range(1)
-        reply = Reply.PLAIN if self._method.returns_list and not registration.blocking else Reply.VALUE
         quiet = () if all(collects) else [rank for rank in ranks if not collects[rank]]
         calls = self._rank_calls(ranks)
+        if self._traffic is not None:
+            different = {id(call): call for call in calls.values()}.values()
+            for call in different:
+                self._traffic.sent(self._method.full_name, (*call.args, *call.kwargs.values()))
         if not isinstance(registration.dispatch_mode, BatchMode):
             self._sent = ((), {})  # what was sent is asked for padding, when rows are collected: nothing else keeps it alive
-        return self._group.crew.submit(self._method.full_name, calls, reply, quiet, self._timeout_s)
+        return self._group.crew.submit(self._method.full_name, calls, self._method.reply, quiet, self._timeout_s)
 
     def _rank_calls(self, ranks: range) -> dict[int, RankCall]:
         """Each rank's call; ranks whose arguments are the same objects share one."""
@@ -162,13 +182,17 @@ class Invocation:
     def _rank_call(self, rank: int) -> RankCall:
         args, kwargs = self._sent
         mine = tuple([value.for_rank(rank) for value in args])
-        return RankCall(
-            self._method.role, self._method.name, mine, {name: value.for_rank(rank) for name, value in kwargs.items()}
-        )
+        named = {name: value.for_rank(rank) for name, value in kwargs.items()}
+        registration = self._method.registration
+        is_joined = isinstance(registration.dispatch_mode, BatchMode)
+        return RankCall(self._method.role, self._method.name, mine, named, registration.rows.zero_copy, is_joined)
 
     def _collect(self, answers: dict[int, Any]) -> Any:
         registration = self._method.registration
+        if self._traffic is not None:
+            self._traffic.returned(self._method.full_name, answers.values())
         try:
+            check_writes(self._group, registration, answers)
             return collect(self._group, registration.dispatch_mode, registration.execute_mode, answers, self._sent)
         except (DispatchError, DataError) as error:
             raise self._named(error) from error
@@ -215,4 +239,9 @@ def group_call(group: Group, method: Method) -> GroupCall[..., Any]:
 
 
 def _value(argument: Any) -> Any:
+    return argument.value() if isinstance(argument, DataProtoFuture) else _whole_value(argument)
+
+
+def _whole_value(argument: Any) -> Any:
+    """What a user's own dispatch function is given, which knows nothing of rows that lie elsewhere."""
     return argument.get() if is_future(argument) else argument

@@ -28,6 +28,12 @@ class Life:
         self.reason = ""
         """Of a broken one, what broke it; of a closed one, what was done to it."""
 
+    def __str__(self) -> str:
+        """The state, of a broken one since what, of a closed one what was done to it."""
+        if self.state is State.BROKEN:
+            return f"broken since {self.reason}"
+        return self.reason if self.state is State.CLOSED else self.state.value
+
     def drain(self) -> None:
         """A call has failed; whether the ranks survive is not known yet."""
         if self.state is State.READY:

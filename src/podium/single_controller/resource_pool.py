@@ -13,12 +13,14 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from itertools import accumulate
+from types import NoneType
 from typing import Any, Generic, Self, TypeGuard, TypeVar
 
-from podium.errors import ResourceError, unknown_name
+from podium.errors import ResourceError, check_kind, unknown_name
 
 AnyPool = TypeVar("AnyPool", bound="ResourcePool")
 Role = TypeVar("Role", bound=Hashable)
+ACCELERATOR_TYPE = "the name of a resource, or None for any node"
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,14 +85,16 @@ class ResourcePool:
         counts = _checked_counts(process_on_nodes)
         if not _is_count(max_colocate_count):
             raise ResourceError(f"max_colocate_count is a whole number, 1 or more, got {max_colocate_count!r}")
-        if use_gpu is not None and not isinstance(use_gpu, bool):
-            raise ResourceError(f"use_gpu is True, False, or None for wherever there are GPUs, got {use_gpu!r}")
-        if name_prefix is not None and not isinstance(name_prefix, str):
-            raise ResourceError(f"name_prefix is a string, or None to let the runtime choose, got {name_prefix!r}")
-        if not isinstance(detached, bool):
-            raise ResourceError(f"detached is True or False, got {detached!r}")
-        if accelerator_type is not None and not (isinstance(accelerator_type, str) and accelerator_type):
-            raise ResourceError(f"accelerator_type is the name of a resource, or None for any node, got {accelerator_type!r}")
+        kinds: tuple[tuple[str, object, tuple[type, ...], str], ...] = (
+            ("use_gpu", use_gpu, (bool, NoneType), "True, False, or None for wherever there are GPUs"),
+            ("name_prefix", name_prefix, (str, NoneType), "a string, or None to let the runtime choose"),
+            ("detached", detached, (bool,), "True or False"),
+            ("accelerator_type", accelerator_type, (str, NoneType), ACCELERATOR_TYPE),
+        )
+        for name, value, kind, expected in kinds:
+            check_kind(name, value, kind, expected, ResourceError)
+        if accelerator_type == "":
+            raise ResourceError(f"accelerator_type is {ACCELERATOR_TYPE}, got ''")
         self._set(
             process_on_nodes=counts,
             max_colocate_count=max_colocate_count,
@@ -308,13 +312,11 @@ def _checked_counts(process_on_nodes: object) -> tuple[int, ...]:
 
 
 def _check_pool(pool: object) -> None:
-    if not isinstance(pool, ResourcePool):
-        raise ResourceError(f"pools that are split or merged are objects of ResourcePool, got {pool!r}")
+    check_kind("what is split or merged", pool, ResourcePool, "an object of ResourcePool", ResourceError)
 
 
 def _check_table(name: str, table: object, expected: str) -> None:
-    if not isinstance(table, Mapping):
-        raise ResourceError(f"{name} is a dict of {expected}, got {table!r}")
+    check_kind(name, table, Mapping, f"a dict of {expected}", ResourceError)
 
 
 def _split_sizes(world_size: int, split_size: object) -> list[int]:
@@ -347,8 +349,7 @@ def _union(first: tuple[Bundle, ...], second: tuple[Bundle, ...]) -> tuple[Bundl
 
 
 def _named_pool(name: str, counts: Sequence[int], max_colocate_count: int, use_gpu: bool | None) -> RayResourcePool:
-    if not isinstance(name, str):
-        raise ResourceError(f"a resource pool is named by a string, got {name!r}")
+    check_kind("a resource pool", name, str, "named by a string", ResourceError)
     try:
         return RayResourcePool(counts, use_gpu=use_gpu, name_prefix=name, max_colocate_count=max_colocate_count)
     except ResourceError as error:

@@ -11,9 +11,11 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime
 from podium.single_controller.colocation import create_colocated_worker_cls
+from podium.single_controller.context import current_context
 from podium.single_controller.init import Init, class_of
 from podium.single_controller.placement import extract_groups
 from podium.single_controller.resource_pool import RayResourcePool, ResourcePool
+from podium.single_controller.worker import join_peers
 from podium.single_controller.worker_group import WorkerGroup
 
 P = ParamSpec("P")
@@ -130,6 +132,14 @@ def extract_pg_from_exist(
         raise ResourceError(f"no pool {', '.join(map(repr, missing))}; there are: {', '.join(resource_pools) or 'none'}")
     groups = [group for name in src_role_names for group in resource_pools[name].get_placement_groups()]
     return extract_groups([(group, group.bundle_count) for group in groups], resource_pool.store)
+
+
+def initialize_global_process_group_ray(timeout_second: float | None = None, backend: str | None = None) -> None:
+    """`self.init_process_group(backend, timeout_s=...)` for code of a worker that has no `self` at hand.
+
+    The rank is the one that this code runs as; DIST_INIT_METHOD is not read: the ranks meet where their group says.
+    """
+    join_peers(current_context(), backend, timeout_second)
 
 
 def _cluster() -> Any:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import operator
 import os
+import socket
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, ClassVar, Self, SupportsIndex, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it without saying so
 
-from podium.errors import DispatchError, RegistrationError, nearest, unknown_name
+from podium.errors import ConfigError, DispatchError, RegistrationError, nearest, unknown_name
 from podium.single_controller.context import RankContext, current_context
 from podium.single_controller.modes import Dispatch, Execute, check_mesh_name
 from podium.single_controller.registration import register
 from podium.single_controller.runtime.capabilities import require
 
 R = TypeVar("R")
+ELSEWHERE = ("192.0.2.1", 9)
+"""An address that nobody has (RFC 5737): the way there begins at the address by which other nodes see this one."""
 
 
 class Worker:
@@ -74,18 +78,25 @@ class Worker:
             raise DispatchError(unknown_name("role", worker_name, self.fused_worker_dict))
         return self.fused_worker_dict[worker_name]
 
-    def init_process_group(self, backend: str) -> None:
+    @staticmethod
+    def get_available_master_addr_port() -> tuple[str, str]:
+        """This node's address, and a port that is free there at this moment, for a meeting of your own: a second process group.
+
+        Another process may take the port before you bind it. A group's own meeting point does not come from here for that
+        reason: rank 0 binds its port once and keeps it (`get_master_addr_port`).
+        """
+        address = _node_address()
+        with socket.create_server((address, 0)) as listener:
+            return address, str(listener.getsockname()[1])
+
+    def init_process_group(self, backend: str | None = None, *, timeout_s: float | None = None) -> None:
         """Join the peers in torch.distributed's default group; a second call does nothing.
 
-        A group of one needs no peers and works everywhere. UnsupportedByRuntime where ranks cannot run at the same time.
+        Without a backend torch has one for the CPU and one for the GPU, if it sees any. `timeout_s` is the limit of joining and
+        of each collective, None for torch's own. A group of one needs no peers and works everywhere. UnsupportedByRuntime where
+        ranks cannot run at the same time.
         """
-        if dist.is_initialized():
-            return
-        if self.world_size == 1:
-            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-            return
-        require(self._rank_context.runtime, "collectives", f"collectives between {self.world_size} ranks")
-        dist.init_process_group(backend)
+        join_peers(self._rank_context, backend, timeout_s)
 
     # -- its meshes ---------------------------------------------------------------------------------------------------
 
@@ -152,3 +163,27 @@ class Worker:
     def execute_func_rank_zero(self, func: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """`func(*args)` on rank 0; what it returns."""
         return func(*args, **kwargs)
+
+
+def join_peers(context: RankContext, backend: str | None, timeout_s: float | None) -> None:
+    """See `Worker.init_process_group`."""
+    if dist.is_initialized():
+        return
+    if timeout_s is not None and not timeout_s > 0:
+        raise ConfigError(f"the time limit of a process group is more than 0 seconds, got {timeout_s:g}")
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    if context.world_size == 1:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        return
+    require(context.runtime, "collectives", f"collectives between {context.world_size} ranks")
+    dist.init_process_group(backend, timeout=timeout)
+
+
+def _node_address() -> str:
+    """The address by which other nodes see this one; the loopback where there is no way to any."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(ELSEWHERE)  # of a datagram socket: nothing is sent
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

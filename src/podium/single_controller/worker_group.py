@@ -103,6 +103,8 @@ class WorkerGroup(Generic[W]):
     ) -> Self:
         """The group of ranks that another driver started with `detached=True`, by their prefix, names or handles.
 
+        options: call_timeout_s, slow_after_s and auto_padding of the constructor; start_timeout_s, how long the ranks may take
+        to say where they are, which they do between two calls of another driver.
         `close()` lets go of them; `end()` ends them and gives back what they held.
         """
         group = cls.__new__(cls)
@@ -290,10 +292,8 @@ class WorkerGroup(Generic[W]):
         return sorted({*super().__dir__(), *self._calls, *self._fused})
 
     def __repr__(self) -> str:
-        life = self.crew.life
-        state = life.state.value + (f" since {life.reason}" if life.reason else "")
         what = f"{self.world_size} x {self._worker_class.__name__} on {self.runtime_name!r}"
-        return f"<{type(self).__name__} {self.name!r}: {what}, {state}>"
+        return f"<{type(self).__name__} {self.name!r}: {what}, {self.crew.life}>"
 
 
 class _Calls:

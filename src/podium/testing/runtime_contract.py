@@ -12,11 +12,9 @@ import pickle
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,13 +25,14 @@ from torch import Tensor
 from podium.errors import (
     CallTimeoutError,
     ConfigError,
+    DataError,
     DispatchError,
     GroupClosedError,
     UnsupportedByRuntime,
     WorkerError,
     WorkerLostError,
 )
-from podium.protocol import DataProto
+from podium.protocol import DataProto, jagged_from_rows
 from podium.single_controller import (
     CAPABILITIES,
     Copy,
@@ -49,6 +48,8 @@ from podium.single_controller import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
+from podium.testing.by_reference import REFERENCE_CHECKS, RowMaker
+from podium.testing.expecting import expected
 
 WORLD_SIZE = 4
 THREADS = 2
@@ -57,7 +58,6 @@ MESH = ((1, False), (1, True), (0, True), (0, False))
 """(dp_rank, collects) by rank: two shards of two peers each, in an order that is not the ranks'."""
 
 ContractGroup: TypeAlias = WorkerGroup["ContractWorker"]
-ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
 def check_runtime(runtime: str) -> None:
@@ -75,7 +75,7 @@ def contract_group(runtime: str) -> ContractGroup:
     return WorkerGroup(ResourcePool([WORLD_SIZE]), made, runtime=runtime, name="contract", threads_per_rank=THREADS)
 
 
-class ContractWorker(Worker):
+class ContractWorker(RowMaker):
     """Says where and how it runs, and what it was given. It calls no `super().__init__()`, as some workers do not."""
 
     def __init__(self, mesh: tuple[tuple[int, bool], ...] = ()) -> None:
@@ -155,6 +155,34 @@ class ContractWorker(Worker):
     def kept_sum(self) -> float:
         return float(self.kept["tensor"].sum() + self.kept["array"].sum())
 
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def weigh(self, batch: DataProto) -> dict[str, Tensor]:
+        return weights(batch)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, zero_copy=True)
+    def weigh_shared(self, batch: DataProto) -> dict[str, Tensor]:
+        return weights(batch)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, zero_copy=True)
+    def write_shared(self, batch: DataProto) -> tuple[list[str], DataProto]:
+        writes: dict[str, Callable[[], object]] = {
+            "large": lambda: batch.batch["large"].add_(1),
+            "part": lambda: batch[:1].batch["large"].zero_(),
+            "small": lambda: batch.batch["small"].fill_(9),
+            "jagged": lambda: batch.batch["jagged"].values().zero_(),
+            "out": lambda: torch.neg(batch.batch["large"], out=batch.batch["large"]),
+        }
+        self.kept["shared"] = batch.batch["large"]
+        return [name for name, write in writes.items() if is_refused(write)], batch
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, zero_copy=True)
+    def echo_shared(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sum_of_shared(self) -> float:
+        return float(self.kept["shared"].sum())
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def append(self, number: int) -> list[int]:
         self.log.append(number)
@@ -189,6 +217,24 @@ class ContractWorker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def repeat_rows(self, batch: DataProto, times: int) -> DataProto:
         return DataProto.from_dict({"x": batch.batch["x"].repeat_interleave(times)}, meta_info=batch.meta_info)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def asks_for_gradients(self, value: dict[str, list[Tensor]]) -> bool:
+        return value["k"][0].requires_grad
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def computed(self) -> tuple[Tensor, dict[str, Tensor], DataProto]:
+        result = torch.ones(2, requires_grad=True) * 2
+        return result, {"k": result}, DataProto({"x": result})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def computed_later(self) -> tuple[Tensor, dict[str, Tensor], DataProto]:
+        return self.computed()
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def sparse_rows(self, batch: DataProto) -> DataProto:
+        batch.batch["s"] = torch.eye(len(batch)).to_sparse()
+        return batch
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def product(self, seed: int) -> tuple[Tensor, Tensor]:
@@ -268,28 +314,24 @@ def product(seed: int) -> tuple[Tensor, Tensor]:
     return left @ left.T, torch.randn(1 << 18, generator=generator).sum()
 
 
-@dataclass
-class Caught(Generic[ErrorT]):
-    """The error that a block raised."""
+def weights(batch: DataProto) -> dict[str, Tensor]:
+    """What a training step does with rows: looks them up, adds jagged ones, takes a gradient."""
+    table = torch.linspace(-1, 1, 500).reshape(100, 5).requires_grad_()
+    labels = batch.batch["small"].repeat_interleave(batch.batch["large"].shape[1])
+    looked_up = torch.nn.functional.embedding(batch.batch["large"], table).flatten(0, 1)
+    torch.nn.functional.cross_entropy(looked_up, labels).backward()
+    assert table.grad is not None
+    sums = (batch.batch["jagged"] * batch.batch["jagged"]).values()
+    return {"gradient": table.grad, "sums": sums, "last": batch.select_idxs([len(batch) - 1]).batch["large"]}
 
-    _error: ErrorT | None = None
 
-    @property
-    def error(self) -> ErrorT:
-        assert self._error is not None
-        return self._error
-
-
-@contextmanager
-def expected(kind: type[ErrorT]) -> Iterator[Caught[ErrorT]]:
-    """The block must raise an error of that kind; any other passes through. (pytest is not a dependency of this kit.)"""
-    caught: Caught[ErrorT] = Caught()
+def is_refused(write: Callable[[], object]) -> bool:
+    """Whether a write into shared memory is refused, with what to do about it."""
     try:
-        yield caught
-    except kind as error:
-        caught._error = error
-        return
-    raise AssertionError(f"{kind.__name__} was expected, nothing was raised")
+        write()
+    except DataError as error:
+        return "clone() it first" in str(error)
+    return False
 
 
 # -- calls: a healthy group in, a healthy group out --------------------------------------------------------------------
@@ -412,6 +454,29 @@ def check_bytes(group: ContractGroup) -> None:
         assert group.execute_all_sync("not_registered", value) == [value * rank for rank in range(WORLD_SIZE)]
 
 
+def check_graphs(group: ContractGroup) -> None:
+    """Tensors travel detached, both ways and wherever in a value they are; what gradients need them for stays with its rank."""
+    leaf = torch.ones(3, requires_grad=True)
+    for sent in (leaf, leaf * 2):
+        assert group.call.asks_for_gradients({"k": [sent]}) == [False] * WORLD_SIZE
+    for results in (group.call.computed(), group.call.computed_later().get()):
+        for alone, inside, rows in results:
+            assert not any(tensor.requires_grad for tensor in (alone, inside["k"], rows.batch["x"]))
+            assert alone.tolist() == inside["k"].tolist() == rows.batch["x"].tolist() == [2.0, 2.0]
+
+
+def check_sparse(group: ContractGroup) -> None:
+    """A sparse tensor travels whole; of a sparse column rows cannot be cut, and the error names it."""
+    sparse = torch.eye(3).to_sparse()
+    for result in group.call.echo_later(sparse).get():
+        assert isinstance(result, Tensor)
+        assert torch.equal(result.to_dense(), torch.eye(3))
+    with expected(WorkerError) as caught:
+        group.call.sparse_rows(DataProto({"x": torch.arange(8)}))
+    assert caught.error.cause_type == "DataError"
+    assert "tensor column 's' has layout torch.sparse_coo" in caught.error.cause_message
+
+
 def check_what_cannot_travel(group: ContractGroup) -> None:
     """What cannot be sent to one rank is sent to none, and the group goes on."""
     group.call.take_marks()
@@ -424,20 +489,44 @@ def check_what_cannot_travel(group: ContractGroup) -> None:
 
 def check_nothing_is_shared(group: ContractGroup) -> None:
     """A worker writes into its arguments and what it returned, the driver into what it got: nobody else sees it."""
-    array, row, note = np.zeros(3), np.zeros(3), np.zeros(3)
-    batch = DataProto({"x": torch.zeros(3)}, {"row": [row, None, None]}, {"note": note})
-    results = group.call.keep_and_write(batch, array)
-    for mine in (batch.batch["x"], array, row, note):
-        assert mine.tolist() == [0.0] * 3
-    for tensor, written in results:
-        assert tensor.tolist() == written.tolist() == [1.0] * 3
-        tensor.fill_(9)
-        written.fill(9)
-    assert group.call.kept_sum() == [6.0] * WORLD_SIZE
-    for num in (3, 1 << 16):  # inside a message, and beside it
+    for rows in (3, 1 << 16):  # inside a message, and beside it
+        array, row, note = np.zeros(rows), np.zeros(3), np.zeros(3)
+        batch = DataProto({"x": torch.zeros(rows)}, {"row": [row, *[None] * (rows - 1)]}, {"note": note})
+        results = group.call.keep_and_write(batch, array)
+        for mine in (batch.batch["x"], array, row, note):
+            assert not mine.any()
+        for tensor, written in results:
+            assert tensor.tolist() == written.tolist() == [1.0] * rows
+            tensor.fill_(9)
+            written.fill(9)
+        assert group.call.kept_sum() == [2.0 * rows] * WORLD_SIZE
+    for num in (3, 1 << 16):
         for zeros in group.call.zeros_later(num).get():
             zeros += 1
         assert group.call.sum_of_zeros() == [0.0] * WORLD_SIZE
+
+
+def check_zero_copy(group: ContractGroup) -> None:
+    """With zero_copy the numbers are the same; nobody can write into rows that came or went, and they live as long as a view."""
+    rows = [torch.arange(100.0 * (row % 3)) for row in range(WORLD_SIZE)]
+    large = torch.arange(WORLD_SIZE * 20_000).reshape(WORLD_SIZE, -1) % 100
+    batch = DataProto({"large": large, "small": torch.arange(WORLD_SIZE), "jagged": jagged_from_rows(rows)})
+    before = batch.clone()
+    for shared, own in zip(group.call.weigh_shared(batch), group.call.weigh(batch), strict=True):
+        assert shared.keys() == own.keys()
+        assert all(torch.equal(shared[name], own[name]) for name in own)
+    answers = group.call.write_shared(batch)
+    for rank, (refused, mine) in enumerate(answers):
+        assert refused == ["large", "part", "small", "jagged", "out"], f"rank {rank} could write into shared rows"
+        assert torch.equal(mine.batch["large"], before.batch["large"][rank : rank + 1])
+        assert all(is_refused(column.zero_) for name, column in mine.batch.items() if name != "jagged")
+        assert not np.asarray(mine.batch["large"]).flags.writeable
+        mine.batch["large"].clone().zero_()
+    joined = group.call.echo_shared(batch)
+    joined.batch["large"].zero_()  # what was joined is the driver's own
+    assert torch.equal(batch.batch["large"], before.batch["large"])
+    del batch, answers
+    assert sum(group.call.sum_of_shared()) == float(before.batch["large"].sum())
 
 
 def check_threads(group: ContractGroup) -> None:
@@ -616,14 +705,18 @@ CALL_CHECKS: tuple[Callable[[ContractGroup], None], ...] = (
     check_futures,
     check_order,
     check_bytes,
+    check_graphs,
+    check_sparse,
     check_what_cannot_travel,
     check_nothing_is_shared,
+    check_zero_copy,
     check_threads,
     check_bits,
     check_a_rank_raises,
     check_wrong_arguments,
     check_environment,
     check_collectives,
+    *REFERENCE_CHECKS,
 )
 LIFE_CHECKS: tuple[Callable[[str], None], ...] = (
     check_constructor_fails,

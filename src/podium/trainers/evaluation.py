@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, Protocol
 
 from transformers import PreTrainedTokenizerBase
@@ -12,14 +11,14 @@ from transformers import PreTrainedTokenizerBase
 from podium.config import SamplingConfig
 from podium.datasets import prompt_batch
 from podium.protocol import DataProto
-from podium.protocol.jagged import parts
+from podium.single_controller import DataProtoFuture
 from podium.tasks import Problem, Rewards, Scorer
 
 
 class Generator(Protocol):
     """A group call that answers prompts."""
 
-    def __call__(self, prompts: DataProto, /) -> DataProto: ...
+    def __call__(self, prompts: DataProto, /) -> DataProtoFuture: ...
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,6 @@ class Evaluation:
         return round(self.rewards.metrics["reward/failed"].value)
 
 
-def response_texts(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The text of each row's `responses`, special tokens left out."""
-    values, offsets = parts(batch.batch["responses"])
-    tokens, ends = values.tolist(), offsets.tolist()
-    rows = [tokens[start:stop] for start, stop in pairwise(ends)]
-    texts: list[str] = tokenizer.batch_decode(rows, skip_special_tokens=True)
-    return texts
-
-
 def evaluate(
     generate: Generator,
     scorer: Scorer,
@@ -64,7 +54,7 @@ def evaluate(
     uids = [problem.uid for problem in problems]
     prompts = prompt_batch([problem.prompt for problem in problems], uids, tokenizer, chat_template=chat_template)
     prompts.meta_info |= {"step": step, "sampling": sampling.model_copy(update={"n": 1})}
-    responses = response_texts(generate(prompts), tokenizer)
+    responses: list[str] = generate(prompts).get(keys=["response"]).non_tensor_batch["response"].tolist()
     return Evaluation(responses, scorer(problems, responses))
 
 

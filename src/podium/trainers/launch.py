@@ -18,13 +18,14 @@ from podium.tasks import Scorer, Task
 from podium.trainers.evaluation import evaluate, greedy
 from podium.trainers.paths import anchored
 from podium.trainers.ppo import PPOTrainer
+from podium.trainers.profiling import StepProfiler
 from podium.trainers.report import rounded
 from podium.trainers.run_directory import RunDirectory
 from podium.trainers.session import Session, publish_model
 from podium.trainers.sft import SFTTrainer
 from podium.trainers.threads import threads_per_rank
 from podium.trainers.watch import NothingLearned, ThreadsWait, Watcher
-from podium.workers import ActorRolloutRefWorker, PolicySpec, Role, TrainingSpec, TrainingWorker
+from podium.workers import ActorRolloutRefWorker, PolicySpec, ProfiledActorRolloutRefWorker, Role, TrainingSpec, TrainingWorker
 
 logger = logging.getLogger(__name__)
 
@@ -98,13 +99,14 @@ def reinforce(
         trackers=trackers,
         watchers=[NothingLearned(), *_thread_watchers(config)],
     )
-    spec = policy_spec(config, _start_model(config, directory))
+    init = _policy(config, policy_spec(config, _start_model(config, directory)), role, directory)
     _announce_start(config, progress)
     with (
         session,
         Scorer(task, config.reward, log=directory.path / "reward.log") as scorer,
-        _group(config, Init(ActorRolloutRefWorker, spec, role), "policy") as group,
+        _group(config, init, "policy") as group,
     ):
+        session.profiler = StepProfiler(config.profiler, [group])
         ppo = PPOTrainer(config, group, task, scorer, tokenizer, session)
         ppo.fit()
         ppo.report_held_out("after", step=trainer.total_steps)
@@ -143,6 +145,13 @@ def policy_spec(config: RunConfig, model: ModelConfig) -> PolicySpec:
     return PolicySpec(
         model, config.actor, config.rollout, total_optimizer_steps(config), config.seed, ref_model=_ref_model(config)
     )
+
+
+def _policy(config: RunConfig, spec: PolicySpec, role: Role, directory: RunDirectory) -> Init[ActorRolloutRefWorker]:
+    if config.profiler.tool == "none":
+        return Init(ActorRolloutRefWorker, spec, role)
+    save_path = str(directory.path.absolute() / config.profiler.save_path)  # ranks have working directories of their own
+    return Init(ProfiledActorRolloutRefWorker, spec, role, config.profiler.model_copy(update={"save_path": save_path}))
 
 
 def _ref_model(config: RunConfig) -> ModelConfig | None:

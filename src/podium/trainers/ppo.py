@@ -19,12 +19,12 @@ from podium.config import RunConfig, SamplingConfig
 from podium.datasets import StepSampler, prompt_batch
 from podium.errors import DataError
 from podium.observability import VALIDATION_SCORE, Mean, Metrics
-from podium.protocol import DataProto, interleave_groups, object_column
-from podium.protocol.jagged import jagged, parts, row_ids
-from podium.single_controller import WorkerGroup
+from podium.protocol import DataProto, interleave_groups
+from podium.protocol.jagged import jagged, offsets_of, parts, row_ids
+from podium.single_controller import DataProtoFuture, Traffic, WorkerGroup, recorded_traffic
 from podium.tasks import Problem, Scorer, Task
 from podium.trainers import report
-from podium.trainers.evaluation import Evaluation, evaluate, greedy, response_texts
+from podium.trainers.evaluation import Evaluation, evaluate, greedy
 from podium.trainers.session import Session, timed
 from podium.workers import ActorRolloutRefWorker
 
@@ -53,63 +53,64 @@ class PPOTrainer:
         """From the newest checkpoint, or from the start, through `trainer.total_steps` steps."""
         done = self.begin()
         for step in range(done + 1, self.config.trainer.total_steps + 1):
-            batch = self.rollout(step)
-            batch = self.score(batch)
-            batch = self.log_probs(batch)
-            batch = self.advantages(batch, step)
-            metrics = self.update(batch)
-            self.sync()
-            self.log(step, batch, metrics)
+            with recorded_traffic() as traffic:
+                batch = self.rollout(step)
+                batch = self.score(batch)
+                batch = self.log_probs(batch)
+                batch = self.advantages(batch, step)
+                metrics = self.update(batch)
+                self.sync()
+            self.log(step, batch, metrics, traffic)
 
     # -- the steps ----------------------------------------------------------------------------------------------------
 
     @timed
-    def rollout(self, step: int) -> DataProto:
-        """The policy's responses to the prompts of a step, `rollout.sampling.n` rows a prompt."""
+    def rollout(self, step: int) -> DataProtoFuture:
+        """The policy's responses to the prompts of a step, `rollout.sampling.n` rows a prompt; tokens stay where they are."""
         problems = [self.task.train[row] for row in self.sampler.rows(step - 1)]
         uids, chat_template = [problem.uid for problem in problems], self.config.task.chat_template
         prompts = prompt_batch([problem.prompt for problem in problems], uids, self.tokenizer, chat_template=chat_template)
-        prompts.non_tensor_batch["problem"] = object_column(problems)
         prompts.meta_info["step"] = step
-        return self.policy.generate_sequences(prompts)
+        batch, of_uid = self.policy.generate_sequences(prompts), dict(zip(uids, problems, strict=True))
+        return batch.union(DataProto(non_tensor_batch={"problem": [of_uid[uid] for uid in _uids(batch)]}))
 
     @timed
-    def score(self, batch: DataProto) -> DataProto:
-        """Adds `rewards` [B] float32 and the text of each `response`. A row whose reward failed, and that the policy leaves out,
-        has NaN there and False in `is_scored` [B] bool."""
-        texts = response_texts(batch, self.tokenizer)
-        rewards = self.scorer(batch.non_tensor_batch["problem"].tolist(), texts)
-        batch.meta_info["reward_metrics"] = rewards.metrics
+    def score(self, batch: DataProtoFuture) -> DataProtoFuture:
+        """Adds `rewards` [B] float32. A row whose reward failed, and that the policy leaves out, has NaN there and False in
+        `is_scored` [B] bool."""
+        rows = batch.get(keys=["problem", "response"]).non_tensor_batch
+        rewards = self.scorer(rows["problem"].tolist(), rows["response"].tolist())
         columns = {"rewards": torch.tensor(rewards.values), "is_scored": torch.tensor(rewards.is_scored)}
-        return batch.union(DataProto(columns, {"response": texts}))
+        return batch.union(DataProto(columns, meta_info={"reward_metrics": rewards.metrics}))
 
     @timed
-    def log_probs(self, batch: DataProto) -> DataProto:
+    def log_probs(self, batch: DataProtoFuture) -> DataProtoFuture:
         """Adds `old_log_probs` [B, *], by the trainer's forward pass or as drawn, and the reference's `ref_log_prob`."""
-        columns = batch.select(["input_ids", "responses"], [], [])
-        columns.meta_info["temperature"] = self.config.rollout.sampling.temperature
+        columns = self._at_temperature(batch.select(["input_ids", "responses", "rollout_log_probs"], [], []))
         if self.config.needs_reference:
-            batch = batch.union(self.policy.compute_ref_log_prob(columns).select(meta_info_keys=[]))
+            batch = batch.union(
+                self.policy.compute_ref_log_prob(columns.drop(["rollout_log_probs"]).as_argument()).select(meta_info_keys=[])
+            )
         if not self.config.actor.recompute_old_log_probs:
-            return batch.union(DataProto({"old_log_probs": batch.batch["rollout_log_probs"]}))
-        return batch.union(self.policy.compute_log_prob(columns).select(meta_info_keys=[]))
+            return batch.union(batch.select(["rollout_log_probs"], [], []).rename("rollout_log_probs", "old_log_probs"))
+        return batch.union(self.policy.compute_log_prob(columns.as_argument()).select(meta_info_keys=["log_prob_metrics"]))
 
     @timed
-    def advantages(self, batch: DataProto, step: int) -> DataProto:
+    def advantages(self, batch: DataProtoFuture, step: int) -> DataProtoFuture:
         """Adds `advantages` [B, *], the same for every token of a response, and each row's `mini_batch` per epoch.
 
         Rows whose `is_scored` is False are in no baseline and no loss: their `response_mask` becomes zero. With a KL penalty,
         `reward_kl` [B] is what it takes from each reward, before its coefficient.
         """
-        groups_B, offsets = group_ids(_uids(batch)), parts(batch.batch["responses"])[1]
-        is_scored_B = batch.batch.get("is_scored")
-        if is_scored_B is not None:
-            mask_N = parts(batch.batch["response_mask"])[0] * is_scored_B[row_ids(offsets)]
-            batch.batch["response_mask"] = jagged(mask_N, offsets)
-        algorithm, scores_B = self.config.algorithm, batch.batch["rewards"].double()
+        groups_B, offsets = group_ids(_uids(batch)), offsets_of(batch.lengths("responses"))
+        known, algorithm = batch.get(keys=["rewards", "is_scored"]).batch, self.config.algorithm
+        is_scored_B, scores_B = known["is_scored"], known["rewards"].double()
+        if not is_scored_B.all():
+            mask_N = parts(batch.get(keys=["response_mask"]).batch["response_mask"])[0] * is_scored_B[row_ids(offsets)]
+            batch = batch.drop(["response_mask"]).union(DataProto({"response_mask": jagged(mask_N, offsets)}))
         if algorithm.use_kl_in_reward:
-            batch = batch.union(DataProto({"reward_kl": kl_of_rows(algorithm.kl_penalty, batch)}))
-            scores_B = scores_B - algorithm.kl_coef * batch.batch["reward_kl"]
+            batch = batch.union(self._kl_of_rewards(batch))
+            scores_B = scores_B - algorithm.kl_coef * batch.get(keys=["reward_kl"]).batch["reward_kl"]
         advantages_B = grpo_advantages(scores_B, groups_B, is_scored_B, norm_by_std=algorithm.norm_adv_by_std_in_grpo)
         columns = {
             "advantages": jagged(advantages_B[row_ids(offsets)], offsets),
@@ -118,13 +119,14 @@ class PPOTrainer:
         return batch.union(DataProto(columns))
 
     @timed
-    def update(self, batch: DataProto) -> Metrics:
+    def update(self, batch: DataProtoFuture) -> Metrics:
         """Epochs times mini-batches of optimizer steps."""
         columns = batch.select([*UPDATE_COLUMNS, *(["ref_log_prob"] if self.config.actor.use_kl_loss else [])], [], [])
-        columns = columns[interleave_groups(columns.batch["mini_batch"][:, 0])]  # so that each rank has its part of each
-        columns.meta_info["temperature"] = self.config.rollout.sampling.temperature
-        columns.meta_info["num_mini_batches"] = self.config.trainer.prompts_per_step // self.config.mini_batch_prompts
-        metrics: Metrics = self.policy.update_actor(columns).meta_info["metrics"]
+        mini_batches = batch.get(keys=["mini_batch"]).batch["mini_batch"]
+        columns = columns[interleave_groups(mini_batches[:, 0])]  # so that each rank has its part of each
+        number = self.config.trainer.prompts_per_step // self.config.mini_batch_prompts
+        columns = self._at_temperature(columns, num_mini_batches=number)
+        metrics: Metrics = self.policy.update_actor(columns.as_argument()).meta_info["metrics"]
         return metrics.prefixed("actor")
 
     @timed
@@ -145,12 +147,13 @@ class PPOTrainer:
             self.session.end_step(0, self.validation(0), self.policy.save_checkpoint)
         return done or 0
 
-    def log(self, step: int, batch: DataProto, metrics: Metrics) -> None:
-        """Write and show what the step did, and validate and save where they are due."""
-        metrics = metrics.merge([report.batch_metrics(batch), self.validation(step)])
-        tokens = len(parts(batch.batch["input_ids"])[0])
-        samples = report.samples(batch, self.config.trainer.samples_per_step)
-        self.session.end_step(step, metrics, self.policy.save_checkpoint, tokens=tokens, samples=samples)
+    def log(self, step: int, batch: DataProtoFuture, metrics: Metrics, traffic: Traffic) -> None:
+        """Write and show what the step did, and validate and save where they are due; what that reads is not in `traffic`."""
+        logged, tokens = batch.get(keys=report.LOGGED_COLUMNS), int(batch.lengths("input_ids").sum())
+        metrics = metrics.merge([report.batch_metrics(logged, batch.lengths("responses")), self.validation(step)])
+        samples = report.samples(logged, self.config.trainer.samples_per_step)
+        save = self.policy.save_checkpoint
+        self.session.end_step(step, metrics, save, tokens=tokens, samples=samples, traffic=traffic)
 
     def validation(self, step: int) -> Metrics:
         """The greedy score on the validation split, on the steps that ask for it."""
@@ -174,6 +177,15 @@ class PPOTrainer:
         generate, chat_template = self.policy.generate_sequences, self.config.task.chat_template
         return evaluate(generate, self.scorer, problems, self.tokenizer, sampling, step=step, chat_template=chat_template)
 
+    def _at_temperature(self, batch: DataProtoFuture, **meta: int) -> DataProtoFuture:
+        return batch.union(DataProto(meta_info={"temperature": self.config.rollout.sampling.temperature, **meta}))
+
+    def _kl_of_rewards(self, batch: DataProtoFuture) -> DataProto:
+        rows = batch.get(keys=["old_log_probs", "ref_log_prob", "response_mask"])
+        kl_B = kl_of_rows(self.config.algorithm.kl_penalty, rows)
+        penalty = Mean(float(kl_B.sum()), float(parts(rows.batch["response_mask"])[0].sum()))
+        return DataProto({"reward_kl": kl_B}, meta_info={"kl_metrics": Metrics({"actor/reward_kl_penalty": penalty})})
+
     def _mini_batches(self, groups_B: Tensor, step: int) -> Tensor:
         """[B, epochs] int64: whole prompts go to a mini-batch, in the sampler's order first, shuffled in later epochs."""
         num_prompts, size = self.config.trainer.prompts_per_step, self.config.mini_batch_prompts
@@ -183,8 +195,8 @@ class PPOTrainer:
         return torch.stack([place // size for place in places], dim=1)[groups_B]
 
 
-def _uids(batch: DataProto) -> list[str]:
-    if "uid" not in batch.non_tensor_batch:
+def _uids(batch: DataProtoFuture) -> list[str]:
+    if "uid" not in batch.column_names():
         raise DataError(f"the rows have no column 'uid', which says whose samples they are; there are: {batch!r}")
-    uids: list[str] = batch.non_tensor_batch["uid"].tolist()
+    uids: list[str] = batch.get(keys=["uid"]).non_tensor_batch["uid"].tolist()
     return uids

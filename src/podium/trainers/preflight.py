@@ -14,6 +14,7 @@ from podium.datasets import prompt_tokens
 from podium.errors import ConfigError, MissingExtraError
 from podium.models import check_model_path, load_model_config, load_tokenizer
 from podium.tasks import Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
+from podium.trainers.chain import check_chain, ppo_links
 from podium.trainers.paths import anchored
 
 logger = logging.getLogger(__name__)
@@ -26,9 +27,12 @@ def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) 
 
     What there is to remark about the rows is logged when a run `is_new`, and not again when it goes on or is scored.
 
-    ConfigError, MissingExtraError or TaskError say what to change; nothing was written or started then.
+    ConfigError, MissingExtraError or TaskError say what to change; nothing was written or started then. DataError where a step of
+    the trainer, or a worker's method, reads a column that nobody made before.
     """
     check(config, is_trained=is_trained)
+    if is_trained:
+        check_chain(ppo_links(config))
     config = anchored(config)
     check_model_path(config.model)
     model_config = load_model_config(config.model).get_text_config()

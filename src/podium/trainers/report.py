@@ -11,7 +11,7 @@ from torch import Tensor
 
 from podium.observability import RESPONSE_LENGTH, REWARD, Max, Mean, Metrics, Min, Sample, Sum
 from podium.protocol import DataProto
-from podium.protocol.jagged import lengths_of, parts
+from podium.protocol.jagged import parts
 from podium.tasks import Problem
 from podium.trainers.evaluation import Evaluation
 
@@ -58,18 +58,23 @@ def check_report(report: Mapping[str, Any]) -> None:
             raise ValueError(f"{'.'.join(map(str, (when, *first['loc'])))}: {first['msg']}") from exc
 
 
-def batch_metrics(batch: DataProto) -> Metrics:
-    """Rewards of the rows that have one, lengths, and how far the rollout's log-probs are from the trainer's."""
-    is_scored_B, lengths_B = batch.batch["is_scored"], lengths_of(batch.batch["responses"]).float()
+LOGGED_COLUMNS = [
+    *("uid", "problem", "response", "sample_index", "weight_version", "finish_reason"),
+    *("rewards", "is_scored", "advantages"),
+]
+"""What is read of a step to report it."""
+
+
+def batch_metrics(batch: DataProto, lengths_B: Tensor) -> Metrics:
+    """Rewards of the rows that have one, of responses of these lengths, and the metrics that came with the rows.
+
+    The batch has `LOGGED_COLUMNS`; each value of its meta that is `Metrics` is reported too.
+    """
+    is_scored_B, lengths_B = batch.batch["is_scored"], lengths_B.float()
     rewards_B = batch.batch["rewards"][is_scored_B]
     uids = batch.non_tensor_batch["uid"]
-    rollout_N, old_N = parts(batch.batch["rollout_log_probs"])[0], parts(batch.batch["old_log_probs"])[0]
     advantages_N = parts(batch.batch["advantages"])[0]
-    penalty = {}
-    if "reward_kl" in batch.batch:
-        penalty["actor/reward_kl_penalty"] = Mean(
-            float(batch.batch["reward_kl"].sum()), float(parts(batch.batch["response_mask"])[0].sum())
-        )
+    came = Metrics().merge([value for value in batch.meta_info.values() if isinstance(value, Metrics)])
     cut_off = [reason == "length" for reason in batch.non_tensor_batch["finish_reason"]]
     return Metrics(
         {
@@ -80,11 +85,8 @@ def batch_metrics(batch: DataProto) -> Metrics:
             RESPONSE_LENGTH: _mean(lengths_B),
             "response_length/max": Max(float(lengths_B.max())),
             "response_length/clip_ratio": Mean.of(cut_off),
-            **penalty,
-            **batch.meta_info["reward_metrics"],
+            **came,
             "reward/incomplete_groups": Sum(len(set(uids[~is_scored_B.numpy()].tolist()))),
-            "rollout/neg_log_prob": _mean(-rollout_N),
-            "rollout/log_prob_gap_max": Max(float((rollout_N - old_N).abs().max())),
         }
     )
 

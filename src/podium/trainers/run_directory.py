@@ -25,14 +25,17 @@ from podium.trainers.settings import SettingsRecord, changes
 logger = logging.getLogger(__name__)
 
 FOLDERS = ("checkpoints", "hf", "tb", "warmup")
-FILES = ("metrics.jsonl", "samples.jsonl", "report.json", "task.json", "settings.json", "reward.log", "curve.png", ".lock")
+FILES = (
+    *("metrics.jsonl", "samples.jsonl", "report.json", "task.json", "settings.json", "traffic.json"),
+    *("reward.log", "curve.png", ".lock"),
+)
 
 
 @dataclass(frozen=True)
 class RunDirectory:
     """Paths of one run: `config.yaml`, `settings.json` (a record of it, which shows edits), `task.json` (the task's fingerprint),
-    `metrics.jsonl`, `samples.jsonl`, `tb/`, `curve.png`, `report.json`, `checkpoints/`, `hf/` (the trained model), and `warmup/`
-    with the same files of the supervised phase."""
+    `metrics.jsonl`, `traffic.json` (what the last step moved), `samples.jsonl`, `tb/`, `curve.png`, `report.json`,
+    `checkpoints/`, `hf/` (the trained model), and `warmup/` with the same files of the supervised phase."""
 
     path: Path
 
@@ -63,6 +66,10 @@ class RunDirectory:
     @property
     def task(self) -> Path:
         return self.path / "task.json"
+
+    @property
+    def traffic(self) -> Path:
+        return self.path / "traffic.json"
 
     @property
     def has_model(self) -> bool:

@@ -15,8 +15,23 @@ from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from podium.checkpoint import CheckpointStore, sync
 from podium.errors import CheckpointError
-from podium.observability import METRICS_FILE, THROUGHPUT, TOKENS_PER_S, Last, Metrics, Progress, Recorder, Sample, Spans, Tracker
+from podium.observability import (
+    DRIVER_MB,
+    METRICS_FILE,
+    THROUGHPUT,
+    TOKENS_PER_S,
+    Last,
+    Metrics,
+    Progress,
+    Recorder,
+    Sample,
+    Spans,
+    Tracker,
+)
+from podium.single_controller import Traffic
+from podium.trainers.profiling import StepProfiler
 from podium.trainers.run_directory import RunDirectory
+from podium.trainers.traffic import StepTraffic, write_traffic
 from podium.trainers.watch import Watcher
 
 logger = logging.getLogger(__name__)
@@ -69,6 +84,8 @@ class Session:
         self._recorder = Recorder(run.path, tensorboard=tensorboard, trackers=trackers)
         self.spans = Spans(progress.activity)
         self._clocks = Clocks()
+        self.profiler: StepProfiler | None = None
+        """Records single steps: from what is logged of the step before to what is logged of their own."""
 
     def __enter__(self) -> Self:
         return self
@@ -105,11 +122,24 @@ class Session:
             )
         self._recorder.truncate_after(-1 if done is None else done)
         self._progress.start_phase(phase, self.total_steps, done_steps=done or 0)
+        if done is not None:
+            self._begin_step(done + 1)
         self._clocks.lap()
         return done
 
-    def end_step(self, step: int, metrics: Metrics, save: Saver, *, tokens: int = 0, samples: list[Sample] | None = None) -> None:
+    def end_step(
+        self,
+        step: int,
+        metrics: Metrics,
+        save: Saver,
+        *,
+        tokens: int = 0,
+        samples: list[Sample] | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
         """Log the row of a finished step, show it, and save a checkpoint when it is due."""
+        if self.profiler is not None:
+            self.profiler.after(step)
         seconds, cpu_s = self._clocks.lap()
         perf = {"timing_s/step": Last(seconds), "perf/cpu_s": Last(cpu_s), "perf/peak_rss_gb": Last(_peak_rss_gb())}
         if tokens:
@@ -119,6 +149,9 @@ class Session:
                 TOKENS_PER_S: Last(per_s),
                 THROUGHPUT: Last(per_s / self._num_ranks),
             }
+        if traffic is not None:
+            perf[DRIVER_MB] = Last(traffic.through_driver() / 1e6)
+            write_traffic(self.run.traffic, StepTraffic.of(step, traffic))
         floats = metrics.merge([self.spans.take(), perf]).to_floats()
         self._recorder.log_samples(step, samples or [])
         self._recorder.log_step(step, floats)
@@ -127,10 +160,15 @@ class Session:
             logger.warning("step %d: %s", step, warning)
         if step == 0 or step == self.total_steps or (self._save_freq and step % self._save_freq == 0):
             self._save(step, save)
+        self._begin_step(step + 1)
 
     def announce(self, text: str) -> None:
         """Tell the terminal what begins now and may take long."""
         self._progress.announce(text)
+
+    def _begin_step(self, step: int) -> None:
+        if self.profiler is not None:
+            self.profiler.before(step)
 
     def _save(self, step: int, save: Saver) -> None:
         with self.spans("save_checkpoint"), self._store.writing(step) as folder:

@@ -13,13 +13,15 @@ from podium.config import RunConfig, resolve
 from podium.errors import ConfigError
 from podium.trainers.json_files import read_json, write_json
 
+FREE_SECTION = "profiler."
 FREE = frozenset(
     {
         *("name", "description", "run_root", "runtime", "call_timeout_s", "reward.num_workers"),
         *(f"trainer.{key}" for key in ("val_freq", "save_freq", "keep_checkpoints", "samples_per_step", "tensorboard", "curve")),
     }
 )
-"""Settings that decide neither what is learned nor a score: `config.yaml` may be edited in them while a run rests."""
+"""Settings that decide neither what is learned nor a score, as do those of the section: `config.yaml` may be edited in them while
+a run rests."""
 
 
 class _Absent:
@@ -82,7 +84,7 @@ class SettingsRecord:
         known = self.read()
         values = dict(_leaves(said.model_dump(mode="json")))
         edits = changes(known, written) if known else []
-        unsaid = [edit for edit in edits if edit.key not in FREE and values.get(edit.key, ABSENT) != edit.now]
+        unsaid = [edit for edit in edits if not _is_free(edit.key) and values.get(edit.key, ABSENT) != edit.now]
         if unsaid:
             listed = "".join(f"\n  {edit}" for edit in unsaid)
             overrides = " ".join(edit.override for edit in unsaid if edit.override)
@@ -109,6 +111,10 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _is_free(key: str) -> bool:
+    return key in FREE or key.startswith(FREE_SECTION)
 
 
 def _shown(value: object) -> str:

@@ -1,6 +1,19 @@
 """What a rank offers the driver: thin glue between `@register` and the engines."""
 
 from podium.workers.actor_rollout_ref import ActorRolloutRefWorker, PolicySpec, Role
+from podium.workers.fields import FIELDS
+from podium.workers.profiled import ProfiledActorRolloutRefWorker
+from podium.workers.profiling import DistProfiler, DistProfilerExtension
 from podium.workers.training import TrainingSpec, TrainingWorker
 
-__all__ = ["ActorRolloutRefWorker", "PolicySpec", "Role", "TrainingSpec", "TrainingWorker"]
+__all__ = [
+    "FIELDS",
+    "ActorRolloutRefWorker",
+    "DistProfiler",
+    "DistProfilerExtension",
+    "PolicySpec",
+    "ProfiledActorRolloutRefWorker",
+    "Role",
+    "TrainingSpec",
+    "TrainingWorker",
+]

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, TypeVar
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from podium.algorithms import Aggregation, KLTerm, PolicyLoss
@@ -16,7 +19,9 @@ from podium.config import ActorConfig, ModelConfig, RolloutConfig, SamplingConfi
 from podium.engines import pick_device
 from podium.errors import ConfigError, unknown_name
 from podium.models import eos_token_ids, load_model, load_tokenizer
-from podium.protocol import DataProto
+from podium.observability import Max, Mean, Metrics
+from podium.protocol import DataProto, object_column
+from podium.protocol.jagged import parts
 from podium.rollout import BaseRollout, build_rollout
 from podium.single_controller import Dispatch, Worker, make_nd_compute_dataproto_dispatch_fn, register
 from podium.weights import named_weights
@@ -98,27 +103,53 @@ class ActorRolloutRefWorker(Worker):
     def ref(self) -> TrainingWorker:
         return self._built("ref", self._ref)
 
-    @register(dispatch_mode=ROLLOUT_MESH)
+    @register(
+        dispatch_mode=ROLLOUT_MESH,
+        by_reference=True,
+        reads=["prompts", "uid"],
+        writes=[
+            *("responses", "input_ids", "response_mask", "rollout_log_probs"),
+            *("response", "sample_index", "weight_version", "finish_reason"),
+        ],
+    )
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Responses to `prompts` [B, *], `sampling.n` rows a prompt, interleaved; see `BaseRollout.generate` for the columns.
+
+        And objects `response`, the text of each without special tokens.
 
         Meta: `step` keys the randomness together with the spec's seed; `sampling` replaces the spec's sampling.
         """
         self.rollout.require_version(self._actor.engine.version if self._actor else None)
         sampling: SamplingConfig = prompts.meta_info.get("sampling", self.spec.rollout.sampling)
-        return self.rollout.generate(prompts, sampling, seed=self.spec.seed, step=prompts.meta_info["step"])
+        rows = self.rollout.generate(prompts, sampling, seed=self.spec.seed, step=prompts.meta_info["step"])
+        rows.non_tensor_batch["response"] = object_column(self._texts(rows))
+        rows.meta_info["rollout_metrics"] = Metrics({"rollout/neg_log_prob": _mean(-parts(rows.batch["rollout_log_probs"])[0])})
+        return rows
 
-    @register(dispatch_mode=ACTOR_MESH)
+    @register(dispatch_mode=ACTOR_MESH, by_reference=True, reads=["input_ids", "responses"], writes=["old_log_probs"])
     def compute_log_prob(self, batch: DataProto) -> DataProto:
-        """The actor's log-probs of the responses: jagged `old_log_probs` [B, *] float32."""
-        return self.actor.infer_batch(batch).rename("log_probs", "old_log_probs")
+        """The actor's log-probs of the responses: jagged `old_log_probs` [B, *] float32.
 
-    @register(dispatch_mode=REF_MESH)
+        Where the batch has `rollout_log_probs`, the meta says in `log_prob_metrics` how far they are from these.
+        """
+        drawn = batch.batch.get("rollout_log_probs")
+        rows = self.actor.infer_batch(batch).rename("log_probs", "old_log_probs")
+        if drawn is not None:
+            gap_N = (parts(drawn)[0] - parts(rows.batch["old_log_probs"])[0]).abs()
+            largest = Max(float(gap_N.max()) if len(gap_N) else 0.0)
+            rows.meta_info["log_prob_metrics"] = Metrics({"rollout/log_prob_gap_max": largest})
+        return rows
+
+    @register(dispatch_mode=REF_MESH, by_reference=True, reads=["input_ids", "responses"], writes=["ref_log_prob"])
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         """The reference's log-probs of the responses: jagged `ref_log_prob` [B, *] float32."""
         return self.ref.infer_batch(batch).rename("log_probs", "ref_log_prob")
 
-    @register(dispatch_mode=ACTOR_MESH)
+    @register(
+        dispatch_mode=ACTOR_MESH,
+        reads=["input_ids", "responses", "response_mask", "old_log_probs", "advantages", "mini_batch"],
+        writes=[],
+    )
     def update_actor(self, batch: DataProto) -> DataProto:
         """Epochs times mini-batches of policy updates; see `TrainingWorker.train_mini_batch`."""
         return self.actor.train_mini_batch(batch)
@@ -146,7 +177,7 @@ class ActorRolloutRefWorker(Worker):
         self.actor.save_hf(local_path)
 
     def _build_rollout(self, model: PreTrainedModel) -> BaseRollout:
-        tokenizer = load_tokenizer(self.spec.model)
+        tokenizer = self._tokenizer = load_tokenizer(self.spec.model)
         rollout = build_rollout(
             self.spec.rollout.name,
             model.to(pick_device(self.local_rank)),  # type: ignore[arg-type] # transformers hides `to`'s signature
@@ -159,11 +190,24 @@ class ActorRolloutRefWorker(Worker):
             rollout.update_weights(named_weights(model), version=0)
         return rollout
 
+    def _texts(self, rows: DataProto) -> list[str]:
+        """The text of each row's `responses`, special tokens left out."""
+        values, offsets = parts(rows.batch["responses"])
+        tokens, ends = values.tolist(), offsets.tolist()
+        texts: list[str] = self._tokenizer.batch_decode(
+            [tokens[start:stop] for start, stop in pairwise(ends)], skip_special_tokens=True
+        )
+        return texts
+
     def _built(self, name: Part, part: P | None) -> P:
         if part is None:
             able = ", ".join(role for role, parts in ROLES.items() if name in parts)
             raise ConfigError(f"a worker of role {self.role!r} has no {name}; roles that have one: {able}")
         return part
+
+
+def _mean(values: Tensor) -> Mean:
+    return Mean(float(values.sum(dtype=torch.float64)), float(len(values)))
 
 
 def _reference(spec: PolicySpec, start: PreTrainedModel) -> TrainingWorker:

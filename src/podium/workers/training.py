@@ -16,11 +16,15 @@ from podium.engines import BaseEngine, EngineRegistry, collective_backend, pick_
 from podium.errors import DataError, EngineError
 from podium.models import load_model, load_tokenizer
 from podium.observability import Last, Metrics
-from podium.protocol import DataProto
+from podium.protocol import DataProto, Field, check_fields
 from podium.single_controller import Dispatch, Worker, make_nd_compute_dataproto_dispatch_fn, register
+from podium.workers.fields import FIELDS
 
 STATE_NAME = "train"
 """Of the two files in a checkpoint that hold the engine's state, whole, so that any number of ranks can load it."""
+
+TOKEN_COLUMNS = ("input_ids", "responses")
+"""What every method that computes reads; a loss reads more, and says so itself where it lacks something."""
 
 TRAIN_MESH = make_nd_compute_dataproto_dispatch_fn("train")
 
@@ -69,18 +73,20 @@ class TrainingWorker(Worker):
         """The loss of `train_batch` and `train_mini_batch`; must be picklable."""
         self._loss = loss
 
-    @register(dispatch_mode=TRAIN_MESH)
+    @register(dispatch_mode=TRAIN_MESH, reads=TOKEN_COLUMNS, writes=[])
     def train_batch(self, batch: DataProto) -> DataProto:
         """One optimizer step on the whole batch."""
+        check_fields(batch, _fields(*TOKEN_COLUMNS))
         return _as_batch(self._step(batch))
 
-    @register(dispatch_mode=TRAIN_MESH)
+    @register(dispatch_mode=TRAIN_MESH, reads=[*TOKEN_COLUMNS, "mini_batch"], writes=[])
     def train_mini_batch(self, batch: DataProto) -> DataProto:
         """One optimizer step per mini-batch, epoch after epoch.
 
         The dense int64 column `mini_batch` [B, epochs] says to which mini-batch a row belongs in each epoch, and
         `num_mini_batches` in the meta how many there are; so every rank takes part in each, with no rows if need be.
         """
+        check_fields(batch, _fields(*TOKEN_COLUMNS, "mini_batch"))
         assignments = batch.pop(["mini_batch"]).batch["mini_batch"]
         metrics = Metrics()
         for epoch in range(assignments.shape[1]):
@@ -88,9 +94,10 @@ class TrainingWorker(Worker):
                 metrics = metrics.merge([self._step(batch[assignments[:, epoch] == number])])
         return _as_batch(metrics)
 
-    @register(dispatch_mode=TRAIN_MESH)
+    @register(dispatch_mode=TRAIN_MESH, reads=TOKEN_COLUMNS, writes=["log_probs"])
     def infer_batch(self, batch: DataProto) -> DataProto:
         """Log-probs of the response tokens: jagged `log_probs` [B, *] float32."""
+        check_fields(batch, _fields(*TOKEN_COLUMNS))
         return self.engine.infer_batch(batch, temperature=_temperature(batch))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -117,6 +124,10 @@ class TrainingWorker(Worker):
         if self._loss is None:
             raise EngineError("no loss is set: call set_loss_fn(...) before training")
         return self.engine.train_batch(batch, self._loss, temperature=_temperature(batch))
+
+
+def _fields(*names: str) -> list[Field]:
+    return [FIELDS[name] for name in names]
 
 
 def _temperature(batch: DataProto) -> float:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
 from types import NoneType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
-from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime, WorkerError, unknown_name
+from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime, WorkerError, check_kind, unknown_name
 from podium.single_controller.context import RankContext
 from podium.single_controller.resource_pool import ResourcePool
+from podium.single_controller.runtime.capabilities import CAPABILITIES
 from podium.single_controller.runtime.cores import num_cores
 
 CONSTRUCTOR = "__init__"
@@ -57,11 +58,9 @@ class GroupSpec:
         check_kind("name", self.name, str, "text")
         check_kind("name_prefix", self.name_prefix, (str, NoneType), "text or None")
         check_kind("threads_per_rank", self.threads_per_rank, int, "a number of threads")
-        check_kind("start_timeout_s", self.start_timeout_s, (int, float), "a number of seconds")
+        checked_start_timeout(self.start_timeout_s)
         if self.threads_per_rank < 0:
             raise ResourceError(f"threads_per_rank is a number of threads or 0 for the default, got {self.threads_per_rank}")
-        if not self.start_timeout_s > 0:
-            raise ConfigError(f"start_timeout_s is more than 0 seconds, got {self.start_timeout_s:g}")
         if self.master_port_range is not None:
             low, high = self.master_port_range
             if not 1 <= low < high <= NUM_PORTS:
@@ -88,10 +87,12 @@ class GroupSpec:
         ]
 
 
-def check_kind(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
-    """ConfigError for a setting of a kind that it cannot have."""
-    if not isinstance(value, kinds):
-        raise ConfigError(f"{name} is {expected}, got {value!r}")
+def checked_start_timeout(seconds: object) -> float:
+    """The value of `start_timeout_s`. ConfigError unless it is a number of seconds, more than 0."""
+    check_kind("start_timeout_s", seconds, (int, float), "a number of seconds")
+    if not cast(float, seconds) > 0:
+        raise ConfigError(f"start_timeout_s is more than 0 seconds, got {seconds:g}")
+    return cast(float, seconds)
 
 
 class Reply(Enum):
@@ -103,6 +104,8 @@ class Reply(Enum):
     """The result itself, for a caller who takes it without us."""
     NOTHING = "nothing"
     """None: the result is not wanted."""
+    REFERENCE = "reference"
+    """Rows stay where they were made, and outlive their rank: what comes is `RemoteRows`. Of what is no rows, the value."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +117,15 @@ class RankCall:
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    zero_copy: bool = False
+    """Whether tensors of the arguments and of the answer are guarded views of shared memory, and not private copies."""
+    is_joined: bool = False
+    """Whether rows of the answers will be joined: that copies them, so until then they may be such views."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank returned. The value is the caller's own: changing it changes nothing in the worker."""
+    """What a rank returned. The value is the caller's own, unless it was to be shared: changing it changes nothing elsewhere."""
 
     value: Any
 
@@ -152,7 +159,10 @@ class Runtime(ABC):
 
     @abstractmethod
     def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Ticket]:
-        """Send a call to each rank; `quiet` ranks answer None whatever the reply. Arguments are copied."""
+        """Send a call to each rank; `quiet` ranks answer None whatever the reply. Arguments are copied.
+
+        Among the arguments may be `RemoteRows`: the rank reads them from where they lie.
+        """
 
     @abstractmethod
     def wait(self, tickets: Mapping[int, Ticket], timeout_s: float) -> dict[int, Outcome]:
@@ -183,9 +193,17 @@ class Runtime(ABC):
         return []
 
     def attach(
-        self, worker_class: type, name_prefix: str | None, worker_names: Sequence[str] | None, handles: Sequence[Any] | None
+        self,
+        worker_class: type,
+        name_prefix: str | None,
+        worker_names: Sequence[str] | None,
+        handles: Sequence[Any] | None,
+        timeout_s: float,
     ) -> GroupSpec:
-        """Take over ranks that another driver has started as detached ones, instead of `start`."""
+        """Take over ranks that another driver has started as detached ones, instead of `start`.
+
+        `timeout_s` is how long they may take to answer.
+        """
         raise UnsupportedByRuntime("this runtime has no groups that outlive their driver")
 
 
@@ -196,10 +214,17 @@ RUNTIMES: dict[str, str] = {
 
 
 def build_runtime(name: str) -> Runtime:
-    """A runtime for one crew. ConfigError for an unknown name, MissingExtraError when its package is not installed."""
+    """A runtime for one crew. MissingExtraError when its package is not installed.
+
+    ConfigError for an unknown name, and for one of which nobody has said what it can do (`CAPABILITIES`).
+    """
     check_kind("runtime", name, str, "the name of a runtime")
     if name not in RUNTIMES:
         raise ConfigError(unknown_name("runtime", name, RUNTIMES))
+    if name not in CAPABILITIES:
+        raise ConfigError(
+            f"runtime {name!r} has a line in RUNTIMES and none in CAPABILITIES: add Capabilities(...), which says what it can do"
+        )
     module, _, class_name = RUNTIMES[name].partition(":")
     runtime: Runtime = getattr(import_module(module), class_name)()
     return runtime

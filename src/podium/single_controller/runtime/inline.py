@@ -1,17 +1,21 @@
 """The inline runtime: every rank in the driver's own process, one after another, so that breakpoints just work.
 
-Arguments are cloned in and results cloned out, as if they had crossed a process. What needs ranks to run at the same
-time (collectives) or to be ended from outside (timeouts) is not here.
+Arguments are cloned in and results cloned out, as if they had crossed a process; with zero_copy they are guarded views, as if
+they lay in shared memory. What needs ranks to run at the same time (collectives) or to be ended from outside (timeouts) is
+not here.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from podium.errors import DispatchError, UnsupportedByRuntime, WorkerError
+from podium.protocol.bodies import HeldBody
+from podium.protocol.remote_rows import RemoteRows
+from podium.protocol.rows import parted_result
 from podium.single_controller.context import RankContext
 from podium.single_controller.runtime.base import (
     CONSTRUCTOR,
@@ -24,6 +28,8 @@ from podium.single_controller.runtime.base import (
     Testimony,
 )
 from podium.single_controller.runtime.capabilities import require
+from podium.single_controller.runtime.copies import detached_copy
+from podium.single_controller.runtime.payload import pack, unpack
 from podium.single_controller.runtime.rank import call_method, called_as, run_as_rank, worker_error
 
 
@@ -41,7 +47,7 @@ class InlineRuntime(Runtime):
 
     def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Outcome]:
         copies = {rank: _copied(rank, call) for rank, call in calls.items()}  # all before the first one runs
-        return {rank: self._call(rank, call, reply is not Reply.NOTHING and rank not in quiet) for rank, call in copies.items()}
+        return {rank: self._call(rank, call, Reply.NOTHING if rank in quiet else reply) for rank, call in copies.items()}
 
     def wait(self, tickets: Mapping[int, Outcome], timeout_s: float) -> dict[int, Outcome]:
         return dict(tickets)
@@ -62,37 +68,45 @@ class InlineRuntime(Runtime):
     def close(self) -> None:
         self._workers.clear()
 
-    def _call(self, rank: int, call: RankCall, answers: bool) -> Outcome:
+    def _call(self, rank: int, call: RankCall, reply: Reply) -> Outcome:
         method = partial(call_method, self._workers[rank], call.role, call.method)
         name = called_as(call.role, call.method)
-        return self._run(self._contexts[rank], name, method, call.args, call.kwargs, answers=answers)
+        return self._run(self._contexts[rank], name, method, call, reply)
 
     def _construct(self, context: RankContext, spec: GroupSpec) -> Outcome:
         def build(*args: Any, **kwargs: Any) -> None:
             self._workers[context.rank] = spec.worker_class(*args, **kwargs)
 
         made = _copied(context.rank, RankCall(None, CONSTRUCTOR, spec.args, spec.kwargs))
-        return self._run(context, CONSTRUCTOR, build, made.args, made.kwargs, answers=False)
+        return self._run(context, CONSTRUCTOR, build, made, Reply.NOTHING)
 
     def _run(
         self,
         context: RankContext,
         method: str,
         function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        answers: bool,
+        call: RankCall,
+        reply: Reply,
     ) -> Outcome:
         try:
-            result = run_as_rank(context, function, args, kwargs)
-            return Answer(copy.deepcopy(result) if answers else None)
+            result = run_as_rank(context, function, call.args, call.kwargs)
+            return Answer(_answer(result, reply, zero_copy=call.zero_copy))
         except UnsupportedByRuntime:
             raise  # a limit of this runtime, not a failure of the rank
         except Exception as error:
             failure = worker_error(context, method, error)
             failure.__cause__ = error  # `raise ... from`: a debugger finds the frame that failed
             return failure
+
+
+def _answer(result: Any, reply: Reply, *, zero_copy: bool) -> Any:
+    if reply is Reply.NOTHING:
+        return None
+    found = parted_result(detached_copy(result)) if reply is Reply.REFERENCE else None
+    if found is None:
+        return _shared(result) if zero_copy else detached_copy(result)
+    header, body = found
+    return RemoteRows.of(header, HeldBody(body))
 
 
 class InlineReference:
@@ -113,11 +127,24 @@ def _copied(rank: int, call: RankCall) -> RankCall:
     if not call.args and not call.kwargs:
         return call
     try:  # one deepcopy, so that two arguments which share a tensor still do
-        args, kwargs = copy.deepcopy((call.args, call.kwargs))
+        args, kwargs = (_shared if call.zero_copy else detached_copy)((call.args, call.kwargs))
+        args = tuple(_read(value, call) for value in args)
+        kwargs = {key: _read(value, call) for key, value in kwargs.items()}
     except Exception as error:  # whatever a foreign class does when it is copied
         name = called_as(call.role, call.method)
         raise DispatchError(f"the arguments of {name!r} cannot be copied for rank {rank}: {error}") from error
-    return RankCall(call.role, call.method, args, kwargs)
+    return replace(call, args=args, kwargs=kwargs)
+
+
+def _shared(value: Any) -> Any:
+    """As it comes out of shared memory: large tensors are views of the sender's own."""
+    return unpack(pack(value, lambda _: False), shared=True)
+
+
+def _read(argument: Any, call: RankCall) -> Any:
+    if not isinstance(argument, RemoteRows):
+        return argument
+    return argument.landed(zero_copy=True) if call.zero_copy else argument.get()
 
 
 def _refuse_what_needs_processes(spec: GroupSpec) -> None:

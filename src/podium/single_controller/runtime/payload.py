@@ -1,11 +1,13 @@
 """A call's arguments, and a rank's result, as one thing that Ray carries without looking inside.
 
 What is small becomes `bytes`: one argument of that kind is the cheapest that Ray knows. What holds large buffers becomes an
-`Envelope`, whose buffers Ray's store takes out of band. Everything unpacked is the receiver's own and writable.
+`Envelope`, whose buffers Ray's store takes out of band. Everything unpacked is the receiver's own and writable, unless the
+sender or the receiver asks for shared memory: then it is guarded views (`protocol.guard`) and read-only arrays.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from collections.abc import Callable, Iterable
@@ -13,17 +15,26 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 import cloudpickle
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from podium.errors import DataError
-from podium.protocol import DataProto, is_rows
+from podium.protocol import DataProto, is_rows, wire
+from podium.protocol.columns import ObjectColumn
+from podium.protocol.guard import SharedTensor
+from podium.protocol.meta import IMMUTABLE, copy_meta
+from podium.protocol.remote_rows import RemoteRows
+from podium.single_controller.runtime.copies import carries_graph
 
 _AS_IT_IS = (type(None), bool, int, float, str)  # Ray carries these well, and `unpack` leaves them alone
 
 
 _WITH_BUFFERS = b"buffers:"
 """What a message begins with that holds its buffers; no pickle begins so."""
+_SHARED = b"shared:"
+"""What a message, of either kind, begins with whose receiver gets guarded views."""
 IN_MESSAGE_BYTES = 64 * 1024
 """Buffers of together more than this travel beside the message."""
 FEW = 64
@@ -37,45 +48,87 @@ class HoldsReference(Exception):  # noqa: N818 - a signal to the caller, not an 
 class Envelope:
     """A pickle and the buffers that it refers to."""
 
-    def __init__(self, pickled: bytes, buffers: list[Any]) -> None:
+    def __init__(self, pickled: bytes, buffers: list[Any], shared: bool = False) -> None:
         self.pickled = pickled
         self.buffers = buffers
+        self.shared = shared
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Envelope, (self.pickled, [pickle.PickleBuffer(buffer) for buffer in self.buffers])
+        return Envelope, (self.pickled, [pickle.PickleBuffer(buffer) for buffer in self.buffers], self.shared)
 
 
 Packed: TypeAlias = bytes | Envelope | bool | int | float | str | None
 
 
-def pack(value: Any, is_reference: Callable[[object], bool]) -> Packed:
-    """The value ready to travel. HoldsReference when it holds one of Ray's references."""
+def pack(value: Any, is_reference: Callable[[object], bool], *, shared: bool = False) -> Packed:
+    """The value ready to travel; `shared` if the receiver shall get guarded views and not copies of its own.
+
+    HoldsReference when it holds one of Ray's references.
+    """
     if type(value) in _AS_IT_IS:
         return value  # type: ignore[no-any-return]
     buffers: list[pickle.PickleBuffer] = []
     if _is_plain(value):
-        pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     else:
         stream = io.BytesIO()
         _Pickler(stream, buffers, is_reference).dump(value)
-        pickled = stream.getvalue()
-    if not buffers:
-        return pickled
-    if sum(buffer.raw().nbytes for buffer in buffers) > IN_MESSAGE_BYTES:
-        return Envelope(pickled, list(buffers))
-    return _WITH_BUFFERS + pickle.dumps((pickled, [bytearray(buffer) for buffer in buffers]), protocol=5)
+        message = stream.getvalue()
+    if buffers:
+        if sum(buffer.raw().nbytes for buffer in buffers) > IN_MESSAGE_BYTES:
+            return Envelope(message, list(buffers), shared)
+        message = _WITH_BUFFERS + pickle.dumps((message, [bytearray(buffer) for buffer in buffers]), protocol=5)
+    return _SHARED + message if shared else message
 
 
-def unpack(packed: Packed) -> Any:
-    """What was packed."""
+def unpack(packed: Packed, *, shared: bool = False) -> Any:
+    """What was packed; `shared` for guarded views, which are given too if the sender has said so."""
     if isinstance(packed, bytes):
-        if not packed.startswith(_WITH_BUFFERS):
-            return pickle.loads(packed)
-        pickled, buffers = pickle.loads(memoryview(packed)[len(_WITH_BUFFERS) :])
+        if shared or packed.startswith(_SHARED):
+            return _unpack_shared(*_parts(packed.removeprefix(_SHARED)))
+        pickled, buffers = _parts(packed)
         return pickle.loads(pickled, buffers=buffers)
-    if isinstance(packed, Envelope):  # the store's memory is everyone's, and read-only
-        return pickle.loads(packed.pickled, buffers=[bytearray(buffer) for buffer in packed.buffers])
+    if isinstance(packed, Envelope):
+        if shared or packed.shared:
+            return _unpack_shared(packed.pickled, packed.buffers)
+        return pickle.loads(packed.pickled, buffers=[_own_copy(buffer) for buffer in packed.buffers])
     return packed
+
+
+def unpack_to_join(packed: Packed) -> Any:
+    """What was packed. Large tensor columns of a batch may be guarded views, since joining copies them; all else is private."""
+    if not isinstance(packed, Envelope):
+        return unpack(packed)
+    rows = unpack(packed, shared=True)
+    if type(rows) is not DataProto:
+        return unpack(packed)
+    objects = {key: column if _is_simple(column) else copy.deepcopy(column) for key, column in rows.non_tensor_batch.items()}
+    return DataProto(rows.batch, objects, copy_meta(rows.meta_info))
+
+
+def _is_simple(column: ObjectColumn) -> bool:
+    return all(type(value) in IMMUTABLE for value in column)
+
+
+def _parts(message: bytes) -> tuple[bytes, Iterable[Any]]:
+    if not message.startswith(_WITH_BUFFERS):
+        return message, ()
+    pickled, buffers = pickle.loads(memoryview(message)[len(_WITH_BUFFERS) :])
+    return pickled, buffers
+
+
+def _own_copy(buffer: Any) -> NDArray[np.uint8]:
+    """What lies in the store, everyone's and read-only, as memory of our own.
+
+    Numpy asks the kernel for huge pages for it: a fresh page costs more than what is copied into it, so that a bytearray
+    takes four times as long, and to use memory again would save little more.
+    """
+    return np.frombuffer(pickle.PickleBuffer(buffer).raw(), np.uint8).copy()
+
+
+def _unpack_shared(pickled: bytes, buffers: Iterable[Any]) -> Any:
+    with wire.as_shared():
+        return pickle.loads(pickled, buffers=[pickle.PickleBuffer(buffer).raw().toreadonly() for buffer in buffers])
 
 
 def _is_plain(value: object, depth: int = 4) -> bool:
@@ -101,8 +154,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def reducer_override(self, value: Any) -> Any:
         if self._is_reference(value):
             raise HoldsReference
-        if type(value) is Tensor and _has_plain_storage(value):
+        if type(value) in (Tensor, SharedTensor) and _has_plain_storage(value):
             return _tensor_of, (DataProto({"t": value}),)
+        if carries_graph(value):
+            return value.detach().__reduce_ex__(5)
         if _is_tensordict(value):
             with suppress(DataError):  # nested ones, and other than one batch dimension, travel as tensordict has it
                 return _tensordict_of, (DataProto.from_tensordict(value),)
@@ -113,7 +168,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 def _has_plain_storage(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad and tensor.dim() > 0
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.dim() > 0
 
 
 def _tensor_of(rows: DataProto) -> Tensor:
@@ -121,7 +176,7 @@ def _tensor_of(rows: DataProto) -> Tensor:
 
 
 def _is_tensordict(value: object) -> bool:
-    return is_rows(value) and not isinstance(value, DataProto)
+    return is_rows(value) and not isinstance(value, DataProto | RemoteRows)
 
 
 def _tensordict_of(rows: DataProto) -> Any:

@@ -19,6 +19,11 @@ import torch
 from podium.errors import Origin, WorkerError
 from podium.single_controller.context import RankContext, running_as
 
+MESSAGE_CHARS = 8_000
+"""A message longer than a few screens is data that somebody printed; a thousand ranks may send theirs at the same time."""
+TRACEBACK_CHARS = 32_000
+"""Some 200 frames: the outermost, where the user's code begins, and the innermost with the message, are both kept."""
+
 _HOSTS = ("podium.single_controller.runtime.", "ray.")  # frames of whoever runs the user's code
 
 
@@ -51,9 +56,21 @@ def worker_error(context: RankContext, method: str, error: BaseException) -> Wor
     return WorkerError(
         origin_here(context, method),
         cause_type=type(error).__name__,
-        cause_message=_printable(_message_of(error)),
-        remote_traceback=_printable("".join(cause.format())),
+        cause_message=_printable(shortened(_message_of(error), MESSAGE_CHARS)),
+        remote_traceback=_printable(shortened("".join(cause.format()), TRACEBACK_CHARS)),
     )
+
+
+def shortened(text: str, most: int) -> str:
+    r"""The text, or of one longer than `most` characters its head and its tail, and between them how much was left out.
+
+    >>> shortened("0123456789", 4)
+    '01\n... [6 characters left out] ...\n89'
+    """
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n... [{len(text) - 2 * half:,} characters left out] ...\n{text[-half:]}"
 
 
 def _printable(text: str) -> str:

@@ -27,13 +27,16 @@ from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it without saying so
 
 from podium.errors import ResourceError
+from podium.protocol.rows import parted_result
 from podium.single_controller.colocation import ColocatedWorker
 from podium.single_controller.context import RankContext, running_as
 from podium.single_controller.registration import registration_of
 from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
+from podium.single_controller.runtime.copies import detached, detached_copy
 from podium.single_controller.runtime.payload import HoldsReference, Packed, pack, unpack
 from podium.single_controller.runtime.rank import call_method, called_as, method_of, run_as_rank, worker_error
 from podium.single_controller.runtime.ray.order import Order, Turns
+from podium.single_controller.runtime.ray.store import landed, left_behind
 from podium.single_controller.runtime.witness import Witness, leave_traces
 
 LOOPBACK = "127.0.0.1"
@@ -101,8 +104,8 @@ class RankActor:
         args, kwargs = unpack(packed)
         self._podium_run(None, CONSTRUCTOR, cast(Any, super()).__init__, args, kwargs)
 
-    def _podium_call(self, role: str | None, name: str, reply: Reply, packed: Packed, args: Any, kwargs: Any) -> Any:
-        args, kwargs = _arguments(packed, args, kwargs)
+    def _podium_call(self, role: str | None, name: str, reply: Reply, packed: Packed, bodies: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = self._podium_arguments(role, name, packed, bodies, args, kwargs)
         method = partial(call_method, self, role, name)
         return self._podium_reply(self._podium_run(role, name, method, args, kwargs), reply)
 
@@ -110,11 +113,23 @@ class RankActor:
         if reply is Reply.NOTHING:
             return None
         if reply is Reply.PLAIN:
-            return result
+            return detached(result)
+        found = parted_result(result) if reply is Reply.REFERENCE else None
+        header, body = (result, None) if found is None else (found[0], left_behind(found[1]))
         try:
-            return pack(result, is_reference)
+            packed: Any = pack(header, is_reference)
         except HoldsReference:
-            return result
+            packed = header
+        return (packed, body) if reply is Reply.REFERENCE else packed
+
+    def _podium_arguments(self, role: str | None, name: str, packed: Packed, bodies: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = _arguments(packed, args, kwargs)
+        if not bodies:
+            return args, kwargs
+        try:
+            return tuple(landed(value, bodies) for value in args), {key: landed(value, bodies) for key, value in kwargs.items()}
+        except Exception as error:  # the call's failure
+            raise _with_account(self._rank_context, called_as(role, name), error) from None
 
     def _podium_run(self, role: str | None, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
@@ -156,7 +171,7 @@ class AsyncRankActor(RankActor):
 
     def _podium_reply(self, result: Any, reply: Reply) -> Any:
         # Ray writes a plain result down on its loop, when the next call may be changing it already.
-        return copy.deepcopy(result) if reply is Reply.PLAIN else super()._podium_reply(result, reply)
+        return detached_copy(result) if reply is Reply.PLAIN else super()._podium_reply(result, reply)
 
     def _podium_leave(self, error: SystemExit) -> NoReturn:
         # Raised on a loop or in its thread it would end that alone, and leave a process that answers nobody.
@@ -167,8 +182,14 @@ class AsyncRankActor(RankActor):
     async def _podium_on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._podium_thread, function, *args)
 
-    async def _podium_await(self, role: str | None, name: str, reply: Reply, packed: Packed, args: Any, kwargs: Any) -> Any:
-        args, kwargs = _arguments(packed, args, kwargs)
+    async def _podium_await(
+        self, role: str | None, name: str, reply: Reply, packed: Packed, bodies: Any, args: Any, kwargs: Any
+    ) -> Any:
+        if bodies:  # to read them waits, and the loop shall not
+            read = asyncio.to_thread(self._podium_arguments, role, name, packed, bodies, args, kwargs)
+            args, kwargs = await read
+        else:
+            args, kwargs = self._podium_arguments(role, name, packed, bodies, args, kwargs)
         try:
             with running_as(self._rank_context):
                 return self._podium_reply(await method_of(self, role, name)(*args, **kwargs), reply)
@@ -184,7 +205,7 @@ def entry_name(role: str | None, method: str, reply: Reply) -> str:
 
 
 ANY_METHOD = "podium_any"
-"""The entry for methods without one of their own: `(role, name, reply, packed, order, *args, **kwargs)`."""
+"""The entry for methods without one of their own: `(role, name, reply, packed, order, bodies, *args, **kwargs)`."""
 
 
 def actor_class(worker_class: type) -> type:
@@ -194,10 +215,11 @@ def actor_class(worker_class: type) -> type:
     known = entries_of(worker_class)
     is_async = is_asynchronous(worker_class, known)
     make, any_method = (_async_entry, _any_async) if is_async else (_entry, _any)
-    entries = {entry_name(role, name, reply): make(role, name, reply) for role, name in known for reply in Reply}
-    for (role, name), is_coroutine in known.items():
-        if is_coroutine:
-            entries |= {entry_name(role, name, reply): _awaiting_entry(role, name, reply) for reply in Reply}
+    entries = {
+        entry_name(role, name, reply): _returning(reply, (_awaiting_entry if is_coroutine else make)(role, name, reply))
+        for (role, name), is_coroutine in known.items()
+        for reply in Reply
+    }
     members = {"__module__": worker_class.__module__, ANY_METHOD: any_method, **entries}
     return type(worker_class.__name__, (AsyncRankActor if is_async else RankActor, worker_class), members)
 
@@ -245,34 +267,58 @@ def _has_coroutines(worker_class: type) -> bool:
     return any(inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member) for member in members)
 
 
+def num_returns(reply: Reply) -> int:
+    """How many objects an entry returns."""
+    return 2 if reply is Reply.REFERENCE else 1
+
+
+def _returning(reply: Reply, entry: Callable[..., Any]) -> Callable[..., Any]:
+    return cast(Callable[..., Any], ray.method(num_returns=num_returns(reply))(entry))
+
+
 def _entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
     # One entry per method: to send its name as an argument of a common entry costs Ray 20 to 30 % of an empty call.
-    def call(self: RankActor, packed: Packed = None, order: Order | None = None, /, *args: Any, **kwargs: Any) -> Any:
-        return self._podium_call(role, name, reply, packed, args, kwargs)
+    def call(
+        self: RankActor, packed: Packed = None, order: Order | None = None, bodies: Any = (), /, *args: Any, **kwargs: Any
+    ) -> Any:
+        return self._podium_call(role, name, reply, packed, bodies, args, kwargs)
 
     return call
 
 
 def _async_entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
-    async def call(self: AsyncRankActor, packed: Packed = None, order: Order | None = None, /, *args: Any, **kwargs: Any) -> Any:
+    async def call(
+        self: AsyncRankActor, packed: Packed = None, order: Order | None = None, bodies: Any = (), /, *args: Any, **kwargs: Any
+    ) -> Any:
         await self._podium_turns.take(order)
-        return await self._podium_on_thread(self._podium_call, role, name, reply, packed, args, kwargs)
+        return await self._podium_on_thread(self._podium_call, role, name, reply, packed, bodies, args, kwargs)
 
     return call
 
 
 def _awaiting_entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
-    async def call(self: AsyncRankActor, packed: Packed = None, order: Order | None = None, /, *args: Any, **kwargs: Any) -> Any:
+    async def call(
+        self: AsyncRankActor, packed: Packed = None, order: Order | None = None, bodies: Any = (), /, *args: Any, **kwargs: Any
+    ) -> Any:
         await self._podium_turns.take(order)
-        return await self._podium_await(role, name, reply, packed, args, kwargs)
+        return await self._podium_await(role, name, reply, packed, bodies, args, kwargs)
 
     return call
 
 
 def _any(
-    self: RankActor, role: str | None, name: str, reply: Reply, packed: Packed, order: Order | None, /, *args: Any, **kwargs: Any
+    self: RankActor,
+    role: str | None,
+    name: str,
+    reply: Reply,
+    packed: Packed,
+    order: Order | None,
+    bodies: Any,
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    return self._podium_call(role, name, reply, packed, args, kwargs)
+    return self._podium_call(role, name, reply, packed, bodies, args, kwargs)
 
 
 async def _any_async(
@@ -282,6 +328,7 @@ async def _any_async(
     reply: Reply,
     packed: Packed,
     order: Order | None,
+    bodies: Any,
     /,
     *args: Any,
     **kwargs: Any,
@@ -289,7 +336,7 @@ async def _any_async(
     target = self if role is None else self.fused_worker_dict.get(role)  # type: ignore[attr-defined]  # a Worker's
     is_coroutine = inspect.iscoroutinefunction(getattr(target, name, None))
     entry = (_awaiting_entry if is_coroutine else _async_entry)(role, name, reply)
-    return await entry(self, packed, order, *args, **kwargs)
+    return await entry(self, packed, order, bodies, *args, **kwargs)
 
 
 def _arguments(packed: Packed, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -154,3 +154,8 @@ def _free_by_node() -> dict[str, Resources]:
     except ImportError:
         return {}
     return cast(dict[str, Resources], cast(Any, available_resources_per_node)())
+
+
+def here() -> str | None:
+    """This node; None where Ray is not started."""
+    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else None

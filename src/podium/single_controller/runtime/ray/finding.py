@@ -10,7 +10,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from podium.errors import ResourceError, nearest
-from podium.single_controller.runtime.ray import cluster
 from podium.single_controller.runtime.ray.actor import Whereabouts
 
 
@@ -44,17 +43,16 @@ def _searched() -> str:
     )
 
 
-def whereabouts(actors: Sequence[Any]) -> list[Whereabouts]:
+def whereabouts(actors: Sequence[Any], timeout_s: float) -> list[Whereabouts]:
     """What these ranks tell of themselves."""
     if not actors or not all(hasattr(actor, "podium_whereabouts") for actor in actors):
         raise ResourceError(f"worker_handles are actors of a WorkerGroup, its `workers`, got {list(actors)}")
     try:
-        found: list[Whereabouts] = ray.get(
-            [actor.podium_whereabouts.remote() for actor in actors], timeout=cluster.PLACEMENT_TIMEOUT_S
-        )
+        found: list[Whereabouts] = ray.get([actor.podium_whereabouts.remote() for actor in actors], timeout=timeout_s)
     except GetTimeoutError as error:
         raise ResourceError(
-            f"the group's ranks did not answer within {cluster.PLACEMENT_TIMEOUT_S:g} s: they work on another driver's call"
+            f"the group's ranks did not answer within {timeout_s:g} s: they work on another driver's call; wait until it is "
+            "over, or give a longer start_timeout_s"
         ) from error
     except RayError as error:
         raise ResourceError(f"the group has ranks that do not live: {error}") from error

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from podium.single_controller.runtime import witness
 from podium.single_controller.runtime.base import Testimony
 from podium.single_controller.runtime.ray.actor import Place
+from podium.single_controller.runtime.ray.cluster import here
 
 TESTIMONY_TIMEOUT_S = 20.0
 """How long a look at ranks of other nodes may take: a process has to start there."""
@@ -57,8 +58,3 @@ def _ask_node(node_id: str, places: Sequence[Place], stacks: bool) -> Any:
     look: Any = ray.remote(testify)
     pinned = look.options(num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False))
     return pinned.remote(places, stacks)
-
-
-def here() -> str | None:
-    """This node."""
-    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else None

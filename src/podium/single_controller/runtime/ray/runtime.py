@@ -23,6 +23,8 @@ from podium.errors import (
     WorkerError,
     WorkerLostError,
 )
+from podium.protocol.bodies import Header
+from podium.protocol.remote_rows import RemoteRows
 from podium.single_controller.context import RankContext
 from podium.single_controller.rank_order import RankOrder
 from podium.single_controller.resource_pool import ResourcePool
@@ -37,7 +39,7 @@ from podium.single_controller.runtime.base import (
     Runtime,
     Testimony,
 )
-from podium.single_controller.runtime.payload import unpack
+from podium.single_controller.runtime.payload import unpack, unpack_to_join
 from podium.single_controller.runtime.rank import called_as
 
 try:
@@ -64,13 +66,15 @@ from podium.single_controller.runtime.ray.actor import (
     entries_of,
     entry_name,
     is_asynchronous,
+    num_returns,
     rank_environment,
     signatures_kept,
 )
 from podium.single_controller.runtime.ray.finding import named_actor, names_with, whereabouts
-from podium.single_controller.runtime.ray.looking import here, testimony_by_node
+from podium.single_controller.runtime.ray.looking import testimony_by_node
 from podium.single_controller.runtime.ray.order import OWNER, Lines
 from podium.single_controller.runtime.ray.sending import Sent, packed_arguments
+from podium.single_controller.runtime.ray.store import RayBody
 
 SHUT_DOWN = "the Ray session that the ranks were started in was shut down: make the group anew"
 ASYNC_CALLS = 10_000
@@ -84,6 +88,10 @@ class RayTicket:
     method: str
     ref: Any
     reply: Reply = Reply.VALUE
+    zero_copy: bool = False
+    is_joined: bool = False
+    body: Any = None
+    """Of a reply by reference, the rows that stay."""
 
 
 class RayRuntime(Runtime):
@@ -129,12 +137,17 @@ class RayRuntime(Runtime):
         }
 
     def attach(
-        self, worker_class: type, name_prefix: str | None, worker_names: Sequence[str] | None, handles: Sequence[Any] | None
+        self,
+        worker_class: type,
+        name_prefix: str | None,
+        worker_names: Sequence[str] | None,
+        handles: Sequence[Any] | None,
+        timeout_s: float,
     ) -> GroupSpec:
         cluster.connect(1)
         self._session = cluster.session()
         found = list(handles or map(named_actor, worker_names or names_with(name_prefix, worker_class)))
-        known = sorted(zip(whereabouts(found), found, strict=True), key=lambda entry: entry[0].context.rank)
+        known = sorted(zip(whereabouts(found, timeout_s), found, strict=True), key=lambda entry: entry[0].context.rank)
         self._contexts = [told.context for told, _ in known]
         self._places = [told.place for told, _ in known]
         ranks = [context.rank for context in self._contexts]
@@ -189,12 +202,17 @@ class RayRuntime(Runtime):
             raise GroupClosedError(f"rank {rank} cannot run {called_as(call.role, call.method)!r}: it was ended")
         order = self._lines.place(rank, counts=not sent.holds_references) if self._lines else None
         if (call.role, call.method) in self._has_entry:
-            head = (sent.packed, order) if order or sent.args else (sent.packed,) if sent.packed is not None else ()
-            ref = getattr(actor, entry_name(call.role, call.method, reply)).remote(*head, *sent.args, **sent.kwargs)
+            if sent.args or sent.bodies:
+                head: tuple[Any, ...] = (sent.packed, order, sent.bodies)
+            else:
+                head = (sent.packed, order) if order else (sent.packed,) if sent.packed is not None else ()
+            found = getattr(actor, entry_name(call.role, call.method, reply)).remote(*head, *sent.args, **sent.kwargs)
         else:
-            named = (call.role, call.method, reply, sent.packed, order)
-            ref = getattr(actor, ANY_METHOD).remote(*named, *sent.args, **sent.kwargs)
-        return RayTicket(called_as(call.role, call.method), ref, reply)
+            named = (call.role, call.method, reply, sent.packed, order, sent.bodies)
+            entry = getattr(actor, ANY_METHOD).options(num_returns=num_returns(reply))
+            found = entry.remote(*named, *sent.args, **sent.kwargs)
+        ref, body = found if reply is Reply.REFERENCE else (found, None)
+        return RayTicket(called_as(call.role, call.method), ref, reply, call.zero_copy, call.is_joined, body)
 
     def wait(self, tickets: Mapping[int, RayTicket], timeout_s: float) -> dict[int, Outcome]:
         if not self._is_connected:  # to ask Ray for a reference now would start, or join, whatever cluster it finds
@@ -282,7 +300,11 @@ class RayRuntime(Runtime):
     def _answer(self, rank: int, ticket: RayTicket, value: Any) -> Outcome:
         try:
             # what Ray hands out plain may be read-only memory that everyone shares; a deep copy is private and writable
-            return Answer(copy.deepcopy(value) if ticket.reply is Reply.PLAIN else unpack(value))
+            found = _unpacked(ticket, value)
+            if not isinstance(found, Header):
+                return Answer(found)
+            node_id = self._places[rank].node_id
+            return Answer(RemoteRows.of(found, RayBody(ticket.body, node_id, found.num_rows, len(found.kinds), self._session)))
         except Exception as error:  # whatever a foreign class does when it is unpickled
             message = f"the rank's result could not be read here: {type(error).__name__}: {error}"
             return WorkerError(self._origin(rank, ticket), cause_type="DataError", cause_message=message, remote_traceback="")
@@ -291,17 +313,29 @@ class RayRuntime(Runtime):
         return Origin(self._contexts[rank].group, ticket.method, rank, self._places[rank].node, self._places[rank].pid)
 
     def _outcome(self, rank: int, ticket: RayTicket) -> Outcome:
-        place, origin = self._places[rank], self._origin(rank, ticket)
         try:
             return self._answer(rank, ticket, ray.get(ticket.ref))
-        except RayActorError as error:
-            known = witness.describe_exit(place.witness) if place.node_id == here() else ""
+        except RayError as error:
+            if ticket.body is not None:  # it holds the same failure, which Ray prints unless somebody has seen it
+                with suppress(RayError):
+                    ray.get(ticket.body, timeout=0)
+            return self._failure(rank, ticket, error)
+
+    def _failure(self, rank: int, ticket: RayTicket, error: RayError) -> WorkerError:
+        place, origin = self._places[rank], self._origin(rank, ticket)
+        if isinstance(error, RayActorError):
+            known = witness.describe_exit(place.witness) if place.node_id == cluster.here() else ""
             message = f"the rank's process died; {known or 'Ray does not report the exit code'}"
             return self._lost(rank, ticket, message, str(error))
-        except RayTaskError as error:  # what the worker raised, or what Ray met when it packed the result
+        if isinstance(error, RayTaskError):  # what the worker raised, or what Ray met when it packed the result
             return _worker_error(origin, error)
-        except RayError as error:
-            return WorkerError(origin, cause_type=type(error).__name__, cause_message=str(error), remote_traceback="")
+        return WorkerError(origin, cause_type=type(error).__name__, cause_message=str(error), remote_traceback="")
+
+
+def _unpacked(ticket: RayTicket, value: Any) -> Any:
+    if ticket.reply is Reply.PLAIN:
+        return copy.deepcopy(value)
+    return unpack_to_join(value) if ticket.is_joined else unpack(value, shared=ticket.zero_copy)
 
 
 def _worker_error(origin: Origin, error: RayTaskError) -> WorkerError:

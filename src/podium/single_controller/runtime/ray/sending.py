@@ -13,6 +13,7 @@ from podium.single_controller.runtime.base import RankCall
 from podium.single_controller.runtime.payload import IN_MESSAGE_BYTES, HoldsReference, pack
 from podium.single_controller.runtime.rank import called_as
 from podium.single_controller.runtime.ray.actor import is_reference
+from podium.single_controller.runtime.ray.store import shipped
 
 
 @dataclass(frozen=True)
@@ -22,20 +23,25 @@ class Sent:
     packed: Any = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    bodies: tuple[Any, ...] = ()
+    """References of rows that the rank reads from where they lie."""
 
     @classmethod
     def of(cls, call: RankCall, rank: int, *, is_shared: bool) -> Self:
         """What is large and shared is stored once. DispatchError, with rank and argument, for what cannot travel."""
         if not call.args and not call.kwargs:
             return cls()
+        refs: list[Any] = []
+        args = tuple(shipped(value, refs, zero_copy=call.zero_copy) for value in call.args)
+        kwargs = {name: shipped(value, refs, zero_copy=call.zero_copy) for name, value in call.kwargs.items()}
         try:
-            packed = pack((call.args, call.kwargs), is_reference)
+            packed = pack((args, kwargs), is_reference, shared=call.zero_copy)
         except HoldsReference:
-            return cls(args=call.args, kwargs=call.kwargs)
+            return cls(args=args, kwargs=kwargs, bodies=tuple(refs))
         except Exception as error:  # whatever a foreign class does when it is pickled
             what = f"{_what_cannot_travel(call)} of {called_as(call.role, call.method)!r}"
             raise DispatchError(f"{what} cannot be sent to rank {rank}: {error}") from error
-        return cls(stored_once(packed) if is_shared else packed)
+        return cls(stored_once(packed) if is_shared else packed, bodies=tuple(refs))
 
     @property
     def holds_references(self) -> bool:

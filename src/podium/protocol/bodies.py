@@ -1,0 +1,269 @@
+"""Where rows lie that stay where they were made: bodies of columns, and what is known of them without reading any.
+
+A worker's result is parted into a header, which travels to whoever asked, and a body, which stays. The header holds what is
+small (the meta, row counts, the lengths of jagged rows, columns of little bytes), the body the rest. `Body` is what a runtime
+implements; `RemoteRows` are rows of bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from podium.errors import DataError
+from podium.protocol import jagged as jg
+from podium.protocol import memory, wire
+from podium.protocol.columns import ObjectColumn, object_column
+from podium.protocol.data_proto import DataProto
+from podium.protocol.row_moves import map_values
+
+SMALL_BYTES = 64 * 1024
+"""A dense column, or one of objects, of a rank's result up to this size comes with the header."""
+SAMPLED_ROWS = 64
+"""So many objects of a column are looked at to tell about how large it is."""
+
+Read: TypeAlias = Callable[[], DataProto]
+
+
+class Body(Protocol):
+    """Columns of rows that lie somewhere."""
+
+    def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
+        """Begin to read those rows [B] of those columns; what it returns waits for them.
+
+        Of rows that follow one another, tensors may share memory with where they lie: whoever hands them on copies them. Of
+        any others they are the reader's own, as objects always are.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class HeldBody:
+    """A body in this process."""
+
+    rows: DataProto
+
+    def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
+        return lambda: chosen(self.rows, keys, rows, deepcopy=True)
+
+
+def chosen(data: DataProto, keys: Sequence[str], rows: Tensor, *, deepcopy: bool = False) -> DataProto:
+    """Those rows of those columns: views where the rows follow one another, copies elsewhere."""
+    tensors, objects = [key for key in keys if key in data.batch], [key for key in keys if key in data.non_tensor_batch]
+    picked = data.select(tensors, objects, [], deepcopy=deepcopy)
+    return picked[int(rows[0]) : int(rows[0]) + len(rows)] if is_run(rows) else picked.select_idxs(rows)
+
+
+def is_run(rows: Tensor) -> bool:
+    """Whether row numbers [B] follow one another, at least one."""
+    return len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((rows.diff() == 1).all())
+
+
+@dataclass(frozen=True)
+class Source:
+    """The rows of several bodies, end to end."""
+
+    bodies: tuple[Body, ...]
+    sizes: tuple[int, ...]
+    """Rows of each body."""
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """[bodies + 1] int64: the number of each body's first row, and of the row after the last."""
+        return torch.tensor([0, *accumulate(self.sizes)])
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.sizes)
+
+    def read(self, keys: Sequence[str], numbers: Tensor, *, views: bool = False) -> DataProto:
+        """Those rows, in that order; at least one. Only bodies that have some of them are asked.
+
+        Private copies, or with `views` what needs no copy as it lies: then nobody may write to it.
+        """
+        owners = self.owners(numbers)
+        order = None if bool((owners.diff() >= 0).all()) else owners.argsort(stable=True)
+        if order is not None:
+            numbers, owners = numbers[order], owners[order]
+        within = numbers - self.starts[owners]
+        bodies, counts = owners.unique_consecutive(return_counts=True)
+        runs = within.split(counts.tolist())
+        reads = [self.bodies[body].begin(keys, run) for body, run in zip(bodies.tolist(), runs, strict=True)]
+        found = [read() for read in reads]
+        if len(found) > 1:
+            joined = DataProto.concat(found)
+            return joined if order is None else joined.select_idxs(order.argsort())
+        return private(found[0]) if is_run(within) and not views else found[0]
+
+    def owners(self, numbers: Tensor) -> Tensor:
+        """[B] which body each row is of."""
+        return torch.bucketize(numbers, self.starts[1:], right=True)
+
+    def narrowed(self, numbers: Tensor, keys: Sequence[str]) -> tuple[Source, Tensor]:
+        """The source with those bodies alone that have some of these rows, of a `HeldBody` those rows and columns alone.
+
+        And the numbers that the rows have in it.
+        """
+        if is_run(numbers):
+            first, last = self.owners(numbers[[0, -1]]).tolist()
+            run = Source(self.bodies[first : last + 1], self.sizes[first : last + 1])
+            if not any(isinstance(body, HeldBody) for body in run.bodies):
+                return run, numbers - self.starts[first]
+        bodies, owners = self.owners(numbers).unique(return_inverse=True)
+        within = numbers - self.starts[bodies[owners]]
+        kept, sizes = [self.bodies[body] for body in bodies.tolist()], [self.sizes[body] for body in bodies.tolist()]
+        for place, body in enumerate(kept):
+            if isinstance(body, HeldBody):
+                mine = owners == place
+                rows, within[mine] = within[mine].unique(return_inverse=True)
+                kept[place], sizes[place] = HeldBody(chosen(body.rows, keys, rows)), len(rows)
+        source = Source(tuple(kept), tuple(sizes))
+        return source, within + source.starts[owners]
+
+
+def private(rows: DataProto) -> DataProto:
+    """The same columns, tensors copied."""
+    return DataProto(map_values(rows.batch, lambda values: memory.cat([values])), rows.non_tensor_batch)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of a column that lies elsewhere."""
+
+    dtype: str
+    """Torch's name of it; empty for a column of objects."""
+    row_shape: tuple[int, ...] = ()
+    """The shape of a row of a dense column, or of a value of a jagged one."""
+    ragged_dim: int = 0
+    """Which dim of the column is ragged; 0 for a dense one."""
+    object_bytes: int = field(default=0, compare=False)
+    """About how many bytes a row of objects has."""
+
+    @classmethod
+    def of(cls, column: Tensor | ObjectColumn) -> Kind:
+        if isinstance(column, np.ndarray):
+            return cls("", object_bytes=-(-_about_bytes(column) // max(1, len(column))))
+        name = str(column.dtype).removeprefix("torch.")
+        if jg.is_jagged(column):
+            return cls(name, tuple(jg.parts(column)[0].shape[1:]), jg.ragged_dim(column))
+        return cls(name, tuple(column.shape[1:]))
+
+    @property
+    def is_object(self) -> bool:
+        return not self.dtype
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a row of a dense column, of a value of a jagged one; about as many as a row of objects has."""
+        if self.is_object:
+            return self.object_bytes
+        return int(np.prod(self.row_shape, dtype=np.int64)) * wire.dtype_of(self.dtype).itemsize
+
+    def empty(self) -> Tensor | ObjectColumn:
+        """A column of this kind and no rows."""
+        if self.is_object:
+            return object_column([])
+        values = torch.empty((0, *self.row_shape), dtype=wire.dtype_of(self.dtype))
+        return jg.jagged(values, torch.zeros(1, dtype=torch.int64), self.ragged_dim) if self.ragged_dim else values
+
+    def __str__(self) -> str:
+        if self.is_object:
+            return "objects"
+        shape: list[int | str] = list(self.row_shape)
+        if self.ragged_dim:
+            shape.insert(self.ragged_dim - 1, "*")
+        return f"{self.dtype}[{', '.join(['B', *map(str, shape)])}]"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What travels of a result whose body stays."""
+
+    here: DataProto
+    """The columns that came with the header, and the meta."""
+    num_rows: int
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    """Of the columns in the body."""
+    lengths: dict[str, Tensor] = field(default_factory=dict)
+    """[B] int64: of the rows of jagged columns in the body; columns of equal lengths share the tensor."""
+    is_tensordict: bool = False
+    """Whether the result was a TensorDict."""
+
+
+def parted(rows: DataProto, *, is_tensordict: bool = False) -> tuple[Header, DataProto]:
+    """A result as a header and the columns of its body, which may be none. Jagged columns always stay, whatever their size."""
+    rows.check_consistency()
+    for key in rows.batch.keys() & rows.non_tensor_batch.keys():
+        raise DataError(
+            f"column {key!r} is both a tensor column and an object column; of rows that stay, each name is one column"
+        )
+    tensors = {key: column for key, column in rows.batch.items() if _stays(column)}
+    objects = {key: column for key, column in rows.non_tensor_batch.items() if _about_bytes(column) > SMALL_BYTES}
+    here = rows.select(
+        [key for key in rows.batch if key not in tensors], [key for key in rows.non_tensor_batch if key not in objects]
+    )
+    lengths: dict[int, Tensor] = {}
+    for column in filter(jg.is_jagged, tensors.values()):
+        offsets = jg.parts(column)[1]
+        lengths.setdefault(id(offsets), offsets.diff())
+    kinds = {key: Kind.of(column) for key, column in (tensors | objects).items()}
+    header = Header(
+        here,
+        len(rows),
+        kinds,
+        {key: lengths[id(jg.parts(column)[1])] for key, column in tensors.items() if jg.is_jagged(column)},
+        is_tensordict,
+    )
+    return header, DataProto(tensors, objects)
+
+
+def _stays(column: Tensor) -> bool:
+    return jg.is_jagged(column) or column.numel() * column.itemsize > SMALL_BYTES
+
+
+def _about_bytes(column: ObjectColumn) -> int:
+    """About how many bytes a column of objects has, by looking at some of them."""
+    step = max(1, len(column) // SAMPLED_ROWS)
+    return step * sum(_object_bytes(value) for value in column[::step])
+
+
+def _object_bytes(value: Any, depth: int = 3) -> int:
+    if isinstance(value, str | bytes | bytearray):
+        return len(value)
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, Tensor):
+        return value.numel() * value.itemsize
+    if depth and isinstance(value, list | tuple | set):
+        return sum(_object_bytes(item, depth - 1) for item in value)
+    if depth and isinstance(value, Mapping):
+        return sum(_object_bytes(key, depth - 1) + _object_bytes(item, depth - 1) for key, item in value.items())
+    return 8
+
+
+def bytes_of_columns(rows: DataProto) -> dict[str, int]:
+    """How many bytes each column has; of objects, about how many."""
+    tensors = {key: _tensor_bytes(column) for key, column in rows.batch.items()}
+    return tensors | {key: _about_bytes(column) for key, column in rows.non_tensor_batch.items()}
+
+
+def _tensor_bytes(column: Tensor) -> int:
+    values = jg.parts(column)[0] if jg.is_jagged(column) else column
+    return values.numel() * values.itemsize
+
+
+def check_same_kind(key: str, kinds: Sequence[Kind]) -> Kind:
+    """The kind that all parts' columns have; objects are as large as the largest part's. DataError where they differ."""
+    if len(set(kinds)) > 1:
+        if len({(kind.dtype, kind.ragged_dim) for kind in kinds}) == 1 and not kinds[0].ragged_dim:
+            shapes = sorted({kind.row_shape for kind in kinds})
+            raise DataError(f"concat: rows of column {key!r} have different shapes: {shapes}; make it jagged")
+        raise DataError(f"concat: column {key!r} differs between parts: {', '.join(map(str, kinds))}")
+    return max(kinds, key=lambda kind: kind.object_bytes)

@@ -1,0 +1,56 @@
+"""Memory for the large results of row operations: numpy's, which asks the kernel for huge pages, as torch's does not.
+
+A result of tens of megabytes costs three times as much in pages of 4 KiB, whose first touch is most of the time, as in pages
+of 2 MiB (Linux where `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise`, as is usual; elsewhere nothing is lost).
+Columns on a device, with a graph, or of a subclass of Tensor go the ordinary way; guarded views of shared memory are read.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from podium.protocol.guard import unguarded
+
+LARGE_BYTES = 4 << 20
+"""From here on numpy asks for huge pages."""
+
+
+def empty_like_rows(rows: Tensor, count: int) -> Tensor:
+    """Uninitialised [count, ...] of the dtype, the device and the shape of a row of `rows` [N, ...]; contiguous.
+
+    >>> empty_like_rows(torch.zeros(2, 3, dtype=torch.bfloat16), 5).shape
+    torch.Size([5, 3])
+    """
+    shape = (count, *rows.shape[1:])
+    size = rows.element_size() * math.prod(shape)
+    if size < LARGE_BYTES or not _is_plain(rows):
+        return rows.new_empty(shape)
+    return torch.from_numpy(np.empty(size, np.uint8)).view(rows.dtype).view(shape)
+
+
+def cat(parts: list[Tensor]) -> Tensor:
+    """`torch.cat` of parts [N_i, ...] of one dtype and equal other dims, of which there is at least one."""
+    if sum([part.nbytes for part in parts]) < LARGE_BYTES:
+        return torch.cat(parts)
+    readable = list(map(unguarded, parts))
+    if not all(map(_is_plain, readable)):
+        return torch.cat(readable)
+    return torch.cat(readable, out=empty_like_rows(readable[0], sum(map(len, readable))))
+
+
+def index_select(rows: Tensor, index: Tensor) -> Tensor:
+    """`rows.index_select(0, index)`."""
+    if rows.nbytes * len(index) < LARGE_BYTES * len(rows):
+        return rows.index_select(0, index)
+    readable = unguarded(rows)
+    if not _is_plain(readable):
+        return readable.index_select(0, index)
+    return torch.index_select(readable, 0, index, out=empty_like_rows(readable, len(index)))
+
+
+def _is_plain(rows: Tensor) -> bool:
+    return type(rows) is Tensor and rows.device.type == "cpu" and rows.layout is torch.strided and not rows.requires_grad

@@ -1,0 +1,486 @@
+"""`RemoteRows`: rows that stay where they were made. Row operations move numbers and no bytes.
+
+They are a small `DataProto` (`_here`) whose columns are what came to this process: small columns, and for each source of columns
+that lie elsewhere the number that every row has in it. So each row operation is that of `DataProto` on the numbers, with its
+rules and messages. Nothing here changes: every operation returns new rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from podium.errors import DataError, nearest
+from podium.protocol import columns as col
+from podium.protocol import jagged as jg
+from podium.protocol import joining
+from podium.protocol import meta as mt
+from podium.protocol import row_moves as moves
+from podium.protocol.bodies import Body, Header, HeldBody, Kind, Source, bytes_of_columns, check_same_kind
+from podium.protocol.columns import ObjectColumn
+from podium.protocol.data_proto import DataProto
+from podium.protocol.guard import guarded
+from podium.protocol.indexing import LastBatch, RowIndex
+from podium.protocol.merging import MetaPolicy
+from podium.protocol.row_moves import map_values
+
+NUMBERS, LENGTHS = "<numbers {}>", "<lengths {}>"
+"""Columns of `_here` that are ours: what number each row has in a source [B], and how long it is there [B]."""
+_OURS = ("<numbers ", "<lengths ")
+
+
+@dataclass(frozen=True)
+class Away:
+    """A column that lies elsewhere."""
+
+    numbers: str
+    """The column of `_here` with its rows' numbers; by this name its source is found too."""
+    lengths: str | None
+    """The column of `_here` with its rows' lengths, where it is jagged."""
+    name: str
+    """What it is called where it lies."""
+    kind: Kind
+
+
+class RemoteRows:
+    """Rows of which this process has the small columns, the meta and the lengths; `get` reads the others."""
+
+    def __init__(self, here: DataProto, away: Mapping[str, Away], sources: Mapping[str, Source], *, is_tensordict: bool) -> None:
+        self._here = here
+        self._away = dict(away)
+        self._sources = {away.numbers: sources[away.numbers] for away in self._away.values()}
+        self.is_tensordict = is_tensordict
+
+    @classmethod
+    def of(cls, header: Header, body: Body) -> Self:
+        """The rows of one rank's result."""
+        numbers = NUMBERS.format(0)
+        if not header.kinds:
+            return cls(header.here, {}, {}, is_tensordict=header.is_tensordict)
+        names = {id(lengths): LENGTHS.format(number) for number, lengths in enumerate(_distinct(header.lengths.values()))}
+        ours = {numbers: torch.arange(header.num_rows)} | {names[id(one)]: one for one in header.lengths.values()}
+        away = {
+            key: Away(numbers, names[id(header.lengths[key])] if key in header.lengths else None, key, kind)
+            for key, kind in header.kinds.items()
+        }
+        here = DataProto({**header.here.batch, **ours}, header.here.non_tensor_batch, header.here.meta_info)
+        return cls(here, away, {numbers: Source((body,), (header.num_rows,))}, is_tensordict=header.is_tensordict)
+
+    @classmethod
+    def held(cls, rows: DataProto) -> Self:
+        """Rows that are in this process, all of their columns."""
+        return cls(rows.select(), {}, {}, is_tensordict=False)
+
+    # -- what is known of them ----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    @property
+    def meta_info(self) -> dict[str, Any]:
+        """A copy of the meta."""
+        return mt.copy_meta(self._here.meta_info)
+
+    def column_names(self) -> set[str]:
+        """The names of all columns, wherever they lie."""
+        return {*self._local_tensors(), *self._here.non_tensor_batch, *self._away}
+
+    def lengths(self, key: str) -> Tensor:
+        """[B] int64: the length of each row of a jagged column, without reading it. DataError for one that is not jagged."""
+        self._check_known([key])
+        away = self._away.get(key)
+        if away is not None and away.lengths is not None:
+            return self._here.batch[away.lengths].clone()
+        if away is None and key in self._here.batch and jg.is_jagged(self._here.batch[key]):
+            return jg.lengths_of(self._here.batch[key])
+        raise DataError(f"column {key!r} is not jagged: its rows have no lengths of their own")
+
+    def column_bytes(self) -> dict[str, int]:
+        """How many bytes these rows have of each column that lies elsewhere; of objects, about how many."""
+        return {key: self._bytes(away) for key, away in self._away.items()}
+
+    def local_bytes(self) -> dict[str, int]:
+        """How many bytes each column has that is here."""
+        return bytes_of_columns(self._only_local())
+
+    def is_padding_enabled(self) -> bool:
+        return self._here.is_padding_enabled()
+
+    @property
+    def padding_mask(self) -> Tensor:
+        """See `DataProto.padding_mask`."""
+        return self._here.padding_mask
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: slice | RowIndex) -> Self:
+        if isinstance(index, int | np.integer):
+            raise DataError(
+                f"one row of rows that lie elsewhere is read by get(): .get()[{index}], or [{index}:{index} + 1] for a part"
+            )
+        return self._with(self._here[index])
+
+    def select_idxs(self, index: RowIndex) -> Self:
+        return self._with(self._here.select_idxs(index))
+
+    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
+        return self._with(self._here.repeat(repeat_times, interleave))
+
+    def sample_level_repeat(self, repeat_times: Sequence[int] | Tensor | NDArray[Any]) -> Self:
+        return self._with(self._here.sample_level_repeat(repeat_times))
+
+    def partition(self, num_parts: int) -> list[Self]:
+        return list(map(self._with, self._here.partition(num_parts)))
+
+    def chunk(self, chunks: int) -> list[Self]:
+        return list(map(self._with, self._here.chunk(chunks)))
+
+    def split(self, split_size: int) -> list[Self]:
+        return list(map(self._with, self._here.split(split_size)))
+
+    def make_iterator(
+        self, mini_batch_size: int, epochs: int, seed: int | None = None, *, last: LastBatch = "error"
+    ) -> Iterator[Self]:
+        return map(self._with, self._here.make_iterator(mini_batch_size, epochs, seed, last=last))
+
+    def filled(self, rows: Tensor, size: int) -> Self:
+        """The given rows and then, up to `size`, copies of the last one of all, which the meta marks as padding."""
+        return self._with(self._here.filled(rows, size))
+
+    def unmarked(self) -> Self:
+        """The same rows without the mark of padding."""
+        return self._with(self._here.unmarked())
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self], *, meta_policies: Mapping[str, MetaPolicy] | None = None) -> Self:
+        """The rows of all parts in order, as `DataProto.concat`."""
+        _check_same_columns(parts)
+        keys = {key: column.name for part in reversed(parts) for key, column in part._away.items()}
+        parts = [part._sent_away(keys) for part in parts]
+        groups = _groups(parts, keys)
+        away: dict[str, Away] = {}
+        sources: dict[str, Source] = {}
+        ours: list[dict[str, Tensor]] = [{} for _ in parts]
+        for number, (shared, members) in enumerate(groups.items()):
+            numbers = NUMBERS.format(number)
+            sources[numbers], moved = _end_to_end([part._sources[name] for part, name in zip(parts, shared, strict=True)])
+            for part, name, first, columns in zip(parts, shared, moved, ours, strict=True):
+                columns[numbers] = part._here.batch[name] + first
+            for key in members:
+                away[key] = _joined_column(key, numbers, [part._away[key] for part in parts])
+        names = dict.fromkeys(lengths for key in keys for lengths in [_lengths_of(parts, key)] if lengths is not None)
+        for number, shared_lengths in enumerate(names):
+            for part, name, columns in zip(parts, shared_lengths, ours, strict=True):
+                columns[LENGTHS.format(number)] = part._here.batch[name]
+            names[shared_lengths] = LENGTHS.format(number)
+        for key in keys:
+            lengths = _lengths_of(parts, key)
+            away[key] = replace(away[key], lengths=None if lengths is None else names[lengths])
+        here = [part._here_with(columns) for part, columns in zip(parts, ours, strict=True)]
+        joined = DataProto.concat(here, meta_policies=meta_policies)
+        return cls(joined, away, sources, is_tensordict=parts[0].is_tensordict)
+
+    # -- columns ------------------------------------------------------------------------------------------------------
+
+    def select(
+        self,
+        batch_keys: Iterable[str] | None = None,
+        non_tensor_batch_keys: Iterable[str] | None = None,
+        meta_info_keys: Iterable[str] | None = None,
+    ) -> Self:
+        """Only the named columns, as `DataProto.select`: tensors by the first list, objects by the second."""
+        tensors = self._names(batch_keys, "tensor column", is_object=False)
+        objects = self._names(non_tensor_batch_keys, "object column", is_object=True)
+        return self._only(tensors, objects, meta_info_keys)
+
+    def drop(self, keys: Iterable[str]) -> Self:
+        """Without the named columns."""
+        keys = col.names(keys)
+        self._check_known(keys)
+        kept = self.column_names() - set(keys)
+        return self.pick([key for key in (*self._here.batch, *self._here.non_tensor_batch, *self._away) if key in kept])
+
+    def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
+        """The same rows, some tensor columns under other names, as `DataProto.rename`."""
+        old, new = ([keys] if isinstance(keys, str) else list(keys) for keys in (old_keys, new_keys))
+        every = {key: torch.empty(0) for key in (*self._local_tensors(), *_of_kind(self._away, is_object=False))}
+        changed = dict(zip(every, col.renamed(every, old, new), strict=True))
+        local = {changed.get(key, key): column for key, column in self._here.batch.items()}
+        here = DataProto(local, self._here.non_tensor_batch, self._here.meta_info)
+        away = {changed.get(key, key): column for key, column in self._away.items()}
+        return type(self)(here, away, self._sources, is_tensordict=self.is_tensordict)
+
+    def union(self, other: DataProto | RemoteRows, *, on: str | None = None) -> Self:
+        """These columns and the other's, as `DataProto.union`, but as new rows; values of this process are copied.
+
+        Of a column that both have and that lies elsewhere, the values are not compared, but for `on`: it must be the very same
+        rows of the very same column. Otherwise DataError.
+        """
+        theirs = other if isinstance(other, RemoteRows) else RemoteRows.held(other.clone())
+        if on is not None:
+            theirs = theirs.select_idxs(_rows_by(on, self, theirs))
+            if on in self._away or on in theirs._away:
+                theirs = theirs.drop([on])
+        if all(rows.column_names() for rows in (self, theirs)):
+            joining.check_same_rows(len(self), len(theirs))
+        self._check_disjoint(theirs)
+        mine = self._away
+        theirs = theirs._renumbered(
+            first=1 + max((_number(name) for name in self._here.batch if name.startswith(_OURS)), default=-1)
+        )
+        added = {key: column for key, column in theirs._away.items() if key not in mine}
+        here = self._here.select().union(theirs._only_ours(added))
+        return type(self)(here, mine | added, {**self._sources, **theirs._sources}, is_tensordict=self.is_tensordict)
+
+    def get(self, keys: Iterable[str] | None = None) -> Any:
+        """The rows as a DataProto (or the TensorDict that they were), with those columns only; None is all. Private copies.
+
+        Of what lies elsewhere, only these rows of these columns are read.
+        """
+        wanted = self if keys is None else self.pick(keys)
+        return wanted._assembled(wanted._only_local().clone())
+
+    def landed(self, *, zero_copy: bool = False) -> Any:
+        """`get` for rows that have just arrived: nobody else has what came with them, so that is not copied again.
+
+        With `zero_copy` tensors are guarded views, where they lie in one piece.
+        """
+        return self._assembled(self._only_local(), zero_copy=zero_copy)
+
+    def pick(self, keys: Iterable[str]) -> Self:
+        """Only the named columns, tensors or objects. DataError names one that is not there and the nearest that is."""
+        keys = col.names(keys)
+        self._check_known(keys)
+        objects = [
+            key for key in keys if key in self._here.non_tensor_batch or (key in self._away and self._away[key].kind.is_object)
+        ]
+        return self._only([key for key in keys if key not in objects], objects, None)
+
+    # -- on their way -------------------------------------------------------------------------------------------------
+
+    def narrowed(self) -> Self:
+        """The same rows, of the fewest bodies, without what only the driver needs: to be sent."""
+        tensors = dict(self._local_tensors())
+        sources = {}
+        for numbers, source in self._sources.items():
+            keys = [away.name for away in self._away.values() if away.numbers == numbers]
+            sources[numbers], tensors[numbers] = source.narrowed(self._here.batch[numbers], keys)
+        here = DataProto(tensors, self._here.non_tensor_batch, self._here.meta_info)
+        away = {key: replace(column, lengths=None) for key, column in self._away.items()}
+        return type(self)(here, away, sources, is_tensordict=self.is_tensordict)
+
+    @property
+    def bodies(self) -> list[Body]:
+        """Where the columns lie."""
+        return [body for source in self._sources.values() for body in source.bodies]
+
+    def with_bodies(self, replacement: Callable[[Body], Body]) -> Self:
+        """The same rows, each body replaced by what stands for it elsewhere."""
+        sources = {
+            numbers: Source(tuple(map(replacement, source.bodies)), source.sizes) for numbers, source in self._sources.items()
+        }
+        return type(self)(self._here, self._away, sources, is_tensordict=self.is_tensordict)
+
+    def __repr__(self) -> str:
+        local = [repr(self._only_local())] if self._local_tensors() or self._here.non_tensor_batch else []
+        away = [f"{key}: {column.kind}" for key, column in self._away.items()]
+        return (
+            f"{type(self).__name__}({len(self)} rows; elsewhere: {', '.join(away) or 'nothing'}; {', '.join(['here', *local])})"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # nothing of it changes
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _assembled(self, local: DataProto, *, zero_copy: bool = False) -> Any:
+        tensors, objects = dict(local.batch), dict(local.non_tensor_batch)
+        by_source: dict[str, list[str]] = {}
+        for key, away in self._away.items():
+            by_source.setdefault(away.numbers, []).append(key)
+        for numbers, keys in by_source.items():
+            read = self._read(numbers, keys, views=zero_copy)
+            tensors |= read.batch
+            objects |= read.non_tensor_batch
+        rows = DataProto(map_values(tensors, guarded) if zero_copy else tensors, objects, local.meta_info)
+        return rows.to_tensordict() if self.is_tensordict else rows
+
+    def _with(self, here: DataProto) -> Self:
+        return type(self)(here, self._away, self._sources, is_tensordict=self.is_tensordict)
+
+    def _local_tensors(self) -> dict[str, Tensor]:
+        return {key: column for key, column in self._here.batch.items() if not key.startswith(_OURS)}
+
+    def _only_local(self) -> DataProto:
+        return self._here.select(list(self._local_tensors()))
+
+    def _ours_of(self, away: Mapping[str, Away]) -> list[str]:
+        names = [name for column in away.values() for name in (column.numbers, column.lengths) if name is not None]
+        return list(dict.fromkeys(names))
+
+    def _only(self, tensors: list[str], objects: list[str], meta_info_keys: Iterable[str] | None) -> Self:
+        away = {key: self._away[key] for key in (*tensors, *objects) if key in self._away}
+        local = [key for key in tensors if key not in away]
+        here = self._here.select([*local, *self._ours_of(away)], [key for key in objects if key not in away], meta_info_keys)
+        return type(self)(here, away, self._sources, is_tensordict=self.is_tensordict)
+
+    def _only_ours(self, away: Mapping[str, Away]) -> DataProto:
+        return self._here.select([*self._local_tensors(), *self._ours_of(away)])
+
+    def _here_with(self, ours: Mapping[str, Tensor]) -> DataProto:
+        return DataProto({**self._local_tensors(), **ours}, self._here.non_tensor_batch, self._here.meta_info)
+
+    def _names(self, keys: Iterable[str] | None, kind: str, *, is_object: bool) -> list[str]:
+        local: Mapping[str, Any] = self._here.non_tensor_batch if is_object else self._local_tensors()
+        return list(col.pick(kind, {**local, **_of_kind(self._away, is_object=is_object)}, keys))
+
+    def _check_known(self, keys: Iterable[str]) -> None:
+        known = self.column_names()
+        for key in keys:
+            if key not in known:
+                raise DataError(f"no column {key!r}{nearest(key, known)}; there are: {', '.join(sorted(known)) or 'none'}")
+
+    def _check_disjoint(self, theirs: RemoteRows) -> None:
+        for key in sorted(self.column_names() & theirs.column_names()):
+            if self._place_of(key) != theirs._place_of(key) or not torch.equal(self._numbers_of(key), theirs._numbers_of(key)):
+                raise DataError(
+                    f"union: column {key!r} is in both batches and lies elsewhere, where its values are not compared: leave it "
+                    "out of one of them by select(), or rename it"
+                )
+
+    def _place_of(self, key: str) -> tuple[str, Source] | None:
+        away = self._away.get(key)
+        return None if away is None else (away.name, self._sources[away.numbers])
+
+    def _numbers_of(self, key: str) -> Tensor:
+        away = self._away.get(key)  # values that are here are compared later
+        return torch.empty(0) if away is None else self._here.batch[away.numbers]
+
+    def _renumbered(self, first: int) -> Self:
+        """The same rows, with other names for our own columns."""
+        names = {name: _with_number(name, first + _number(name)) for name in self._here.batch if name.startswith(_OURS)}
+        here = DataProto(
+            {names.get(key, key): column for key, column in self._here.batch.items()},
+            self._here.non_tensor_batch,
+            self._here.meta_info,
+        )
+        away = {
+            key: replace(one, numbers=names[one.numbers], lengths=None if one.lengths is None else names[one.lengths])
+            for key, one in self._away.items()
+        }
+        sources = {names[name]: source for name, source in self._sources.items()}
+        return type(self)(here, away, sources, is_tensordict=self.is_tensordict)
+
+    def _sent_away(self, names: Mapping[str, str]) -> Self:
+        """The same rows, with those columns as if they lay elsewhere, where they have these names."""
+        local: dict[str, str] = {}  # by name: a body has each once
+        for key, name in names.items():
+            if key not in self._away:
+                local.setdefault(name, key)
+        if not local:
+            return self
+        here = self._here
+        tensors = {name: here.batch[key] for name, key in local.items() if key in here.batch}
+        objects = {name: here.non_tensor_batch[key] for name, key in local.items() if key not in here.batch}
+        kinds = {name: Kind.of(column) for name, column in tensors.items()}
+        kinds |= {name: Kind.of(rows) for name, rows in objects.items()}
+        lengths = {name: jg.lengths_of(column) for name, column in tensors.items() if jg.is_jagged(column)}
+        moved = RemoteRows.of(Header(DataProto(), len(self), kinds, lengths), HeldBody(DataProto(tensors, objects)))
+        away = {key: moved._away[name] for name, key in local.items()}
+        moved = RemoteRows(moved._here, away, moved._sources, is_tensordict=False)
+        rest = [key for key in here.batch if key not in away], [key for key in here.non_tensor_batch if key not in away]
+        return self._with(here.select(*rest)).union(moved)._sent_away(names)
+
+    def _read(self, numbers: str, keys: Sequence[str], *, views: bool = False) -> DataProto:
+        names = {key: self._away[key].name for key in keys}
+        rows = self._here.batch[numbers]
+        if not len(rows):
+            empty = {key: self._away[key].kind.empty() for key in keys}
+            tensors = {key: column for key, column in empty.items() if isinstance(column, Tensor)}
+            return DataProto(tensors, {key: column for key, column in empty.items() if isinstance(column, np.ndarray)})
+        found = self._sources[numbers].read(list(dict.fromkeys(names.values())), rows, views=views)
+        tensors = {key: found.batch[name] for key, name in names.items() if name in found.batch}
+        objects: dict[str, ObjectColumn] = {
+            key: found.non_tensor_batch[name] for key, name in names.items() if name in found.non_tensor_batch
+        }
+        return DataProto(tensors, objects)
+
+    def _bytes(self, away: Away) -> int:
+        values = len(self) if away.lengths is None else int(self._here.batch[away.lengths].sum())
+        return values * away.kind.value_bytes
+
+
+def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _number(name: str) -> int:
+    return int(name.rstrip(">").rpartition(" ")[2])
+
+
+def _with_number(name: str, number: int) -> str:
+    return f"{name.rpartition(' ')[0]} {number}>"
+
+
+def _of_kind(away: Mapping[str, Away], *, is_object: bool) -> dict[str, Away]:
+    return {key: column for key, column in away.items() if column.kind.is_object == is_object}
+
+
+def _check_same_columns(parts: Sequence[RemoteRows]) -> None:
+    tensors = [{**part._local_tensors(), **_of_kind(part._away, is_object=False)} for part in parts]
+    objects = [{**part._here.non_tensor_batch, **_of_kind(part._away, is_object=True)} for part in parts]
+    if parts:
+        moves.same_keys("tensor column", tensors)
+        moves.same_keys("object column", objects)
+
+
+def _groups(parts: Sequence[RemoteRows], keys: Iterable[str]) -> dict[tuple[str, ...], list[str]]:
+    """The columns that have the same places in every part, by the names of their numbers in each."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for key in keys:
+        groups.setdefault(tuple(part._away[key].numbers for part in parts), []).append(key)
+    return groups
+
+
+def _lengths_of(parts: Sequence[RemoteRows], key: str) -> tuple[str, ...] | None:
+    names = [part._away[key].lengths for part in parts]
+    return tuple(name for name in names if name is not None) if names[0] is not None else None
+
+
+def _joined_column(key: str, numbers: str, columns: Sequence[Away]) -> Away:
+    kind = check_same_kind(key, [column.kind for column in columns])
+    if len({column.name for column in columns}) > 1:
+        names = ", ".join(repr(column.name) for column in columns)
+        raise DataError(
+            f"concat: column {key!r} was renamed in some parts only, and is called {names} where it lies: rename after"
+        )
+    return Away(numbers, columns[0].lengths, columns[0].name, kind)
+
+
+def _end_to_end(sources: Sequence[Source]) -> tuple[Source, list[int]]:
+    """One source of all of them, each counted once, and the number in it of the first row of each."""
+    firsts: dict[Source, int] = {}
+    size = 0
+    for source in sources:
+        if source not in firsts:
+            firsts[source] = size
+            size += source.num_rows
+    bodies = tuple(body for source in firsts for body in source.bodies)
+    sizes = tuple(rows for source in firsts for rows in source.sizes)
+    return Source(bodies, sizes), [firsts[source] for source in sources]
+
+
+def _rows_by(on: str, mine: RemoteRows, theirs: RemoteRows) -> Tensor:
+    sides = [DataProto(rows.batch, rows.non_tensor_batch) for rows in (_plain(mine, on), _plain(theirs, on))]
+    return joining.rows_by(on, *((side.batch, side.non_tensor_batch, side.meta_info) for side in sides))
+
+
+def _plain(rows: RemoteRows, key: str) -> DataProto:
+    found = rows.get([key])
+    return found if isinstance(found, DataProto) else DataProto.from_tensordict(found)

@@ -1,0 +1,58 @@
+"""Whether the rows of a call have the columns that its method declares: `reads` before anything is sent, `writes` in the answers.
+
+Names only: what kind of column a name stands for is the business of those who make and read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from podium.errors import DispatchError, nearest
+from podium.protocol.rows import column_names, is_rows
+from podium.single_controller.dispatch import Ranks, SentArguments, route_of
+from podium.single_controller.modes import BatchMode
+from podium.single_controller.registration import Registration
+
+
+def check_reads(group: Ranks, registration: Registration, sent: SentArguments) -> None:
+    """DispatchError where the batches that a rank is about to be sent lack, together, a column that the method reads.
+
+    A rank that is sent no rows at all, as a user's mode may have it, is not looked at.
+    """
+    if not registration.rows.reads:
+        return
+    args, kwargs = sent
+    # the built-in modes cut one batch, so that all ranks are sent the same columns
+    for rank in range(1 if isinstance(registration.dispatch_mode, BatchMode) else group.world_size):
+        values = [value.for_rank(rank) for value in (*args, *kwargs.values())]
+        names = [column_names(value) for value in values if is_rows(value)]
+        if names:
+            _check(registration.rows.reads, set().union(*names), "the method reads the column", "which no batch of the call has")
+
+
+def check_writes(group: Ranks, registration: Registration, answers: Mapping[int, Any]) -> None:
+    """DispatchError where the rows that a collecting rank returned lack a column that the method declares to write.
+
+    In a batch mode None lacks them all. Answers of any other kind are left to the mode.
+    """
+    mode, writes = registration.dispatch_mode, registration.rows.writes
+    if not writes:
+        return
+    for rank in group.mesh(route_of(mode).mesh_name).collecting_ranks:
+        answer = answers.get(rank)
+        if is_rows(answer):
+            what = f"rank {rank} returned rows without the column"
+            _check(writes, column_names(answer), what, "which the method declares to write")
+        elif answer is None and isinstance(mode, BatchMode):
+            names = ", ".join(writes)
+            raise DispatchError(
+                f"rank {rank} returned None, but the method declares to write {names}: return rows that have them"
+            )
+
+
+def _check(declared: Iterable[str], there: set[str], what: str, why: str) -> None:
+    for name in declared:
+        if name not in there:
+            names = sorted(there)
+            raise DispatchError(f"{what} {name!r}, {why}{nearest(name, names)}; there are: {', '.join(names) or 'none'}")

@@ -1,0 +1,141 @@
+"""Rows that lie in Ray's object store: how a rank leaves them there, how they are named in a message, how they are read.
+
+A rank returns two objects, a header and a body, which belong to the driver and so outlive the rank. A reader on the body's node
+maps it and copies the rows that it needs; one on another node has them cut out there first, unless it needs all.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from torch import Tensor
+
+from podium.errors import DataError, GroupClosedError
+from podium.protocol import DataProto
+from podium.protocol.bodies import Body, Read, chosen, is_run, private
+from podium.protocol.remote_rows import RemoteRows
+from podium.single_controller.runtime.payload import Envelope, unpack
+from podium.single_controller.runtime.ray.cluster import here, session
+
+READ_TIMEOUT_S = 600.0
+"""How long rows may take to arrive: no network of a cluster needs so long for what fits into a node's store."""
+
+
+@dataclass(frozen=True)
+class RayBody:
+    """Columns that a rank returned."""
+
+    ref: Any
+    node_id: str
+    num_rows: int
+    num_columns: int
+    session: str
+    """The connection to the cluster by which this process knows the reference."""
+
+    def check_session(self) -> None:
+        """GroupClosedError where that has ended: what Ray says of a reference of another session comes late, or never."""
+        if not ray.is_initialized() or session() != self.session:
+            raise GroupClosedError("the rows were in a Ray session that was shut down: read them before, or make them anew")
+
+    def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
+        self.check_session()
+        if self.node_id == here() or (len(rows) == self.num_rows and len(keys) == self.num_columns):
+            return lambda: chosen(_columns(self._await(self.ref), keys), keys, rows)
+        there = NodeAffinitySchedulingStrategy(self.node_id, soft=True)
+        part = _cut_out.options(scheduling_strategy=there).remote(self.ref, list(keys), rows)
+        if is_run(rows):
+            return lambda: _columns(self._await(part), keys)
+        return lambda: private(_columns(self._await(part), keys))
+
+    def _await(self, ref: Any) -> Any:
+        try:
+            return ray.get(ref, timeout=READ_TIMEOUT_S)
+        except GetTimeoutError:
+            raise DataError(f"rows that lie on node {self.node_id} did not arrive within {READ_TIMEOUT_S:g} s") from None
+        except RayError as error:
+            raise DataError(f"rows that lay on node {self.node_id} are lost, make them anew: {error}") from error
+
+
+@dataclass(frozen=True)
+class BodyAt:
+    """What stands for a body in a message; its reference travels beside the message, where Ray sees it."""
+
+    number: int
+    node_id: str
+    num_rows: int
+    num_columns: int
+
+    def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
+        raise DataError("rows in a message are read after it has landed")
+
+
+def left_behind(body: DataProto) -> Envelope | None:
+    """The columns that stay, as the second object that a rank returns; None where there are none."""
+    if not body.batch and not body.non_tensor_batch:
+        return None
+    objects = {key: pickle.PickleBuffer(cloudpickle.dumps(list(column))) for key, column in body.non_tensor_batch.items()}
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps((DataProto(body.batch), objects), protocol=5, buffer_callback=buffers.append)
+    return Envelope(pickled, list(buffers), shared=False)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Rows on their way, whose bodies are named by numbers."""
+
+    rows: RemoteRows
+    zero_copy: bool
+
+
+def shipped(argument: Any, refs: list[Any], *, zero_copy: bool) -> Any:
+    """The argument as it goes into a message; the references that it needs are appended to `refs`."""
+    if not isinstance(argument, RemoteRows):
+        return argument
+    rows = argument.narrowed()
+    if not any(isinstance(body, RayBody) for body in rows.bodies):
+        return rows.landed()
+
+    def named(body: Body) -> Body:
+        if not isinstance(body, RayBody):
+            return body
+        body.check_session()
+        if body.ref not in refs:
+            refs.append(body.ref)
+        return BodyAt(refs.index(body.ref), body.node_id, body.num_rows, body.num_columns)
+
+    return Parcel(rows.with_bodies(named), zero_copy)
+
+
+def landed(argument: Any, refs: Sequence[Any]) -> Any:
+    """The inverse, in a rank: the rows themselves, private copies or guarded views."""
+    if not isinstance(argument, Parcel):
+        return argument
+    mine = session()
+
+    def found(body: Body) -> Body:
+        if not isinstance(body, BodyAt):
+            return body
+        return RayBody(refs[body.number], body.node_id, body.num_rows, body.num_columns, mine)
+
+    return argument.rows.with_bodies(found).landed(zero_copy=argument.zero_copy)
+
+
+def _columns(body: Envelope, keys: Sequence[str]) -> DataProto:
+    """Those columns of a whole body; tensors are guarded views of the store's memory."""
+    tensors, objects = unpack(body, shared=True)
+    return DataProto(
+        {key: column for key, column in tensors.batch.items() if key in keys},
+        {key: pickle.loads(column) for key, column in objects.items() if key in keys},
+    )
+
+
+@ray.remote(num_cpus=0)
+def _cut_out(body: Envelope, keys: list[str], rows: Tensor) -> Envelope | None:
+    return left_behind(chosen(_columns(body, keys), keys, rows))

@@ -1,0 +1,86 @@
+"""How many bytes of each column went which way: counted where calls are sent and collected, while somebody records.
+
+Tensors are counted exactly, by the rows and columns that a call takes along; of objects it is an estimate. What ranks read of
+rows that lie elsewhere is their own rows of the columns that they are sent, and nothing more, so the driver knows it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+from podium.protocol.bodies import bytes_of_columns
+from podium.protocol.remote_rows import RemoteRows
+from podium.protocol.rows import as_proto, is_rows
+
+Way: TypeAlias = Literal["sent", "read", "returned", "stayed", "fetched"]
+"""sent: from the driver to ranks. read: by ranks, from where rows lie. returned: from ranks to the driver. stayed: where ranks
+made it. fetched: by the driver, from where rows lie."""
+WAYS: tuple[Way, ...] = get_args(Way)
+THROUGH_DRIVER: tuple[Way, ...] = ("sent", "returned", "fetched")
+DRIVER = "driver"
+"""What stands for a call where the driver itself reads rows."""
+
+
+@dataclass
+class Traffic:
+    """Bytes by call, way and column."""
+
+    bytes: Counter[tuple[str, Way, str]] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def add(self, call: str, way: Way, columns: Mapping[str, int]) -> None:
+        with self._lock:  # calls that wait for others are sent, and futures awaited, by other threads
+            for column, count in columns.items():
+                self.bytes[call, way, column] += count
+
+    def counted(self) -> dict[tuple[str, Way, str], int]:
+        """A copy of what was counted so far, in the order of the calls."""
+        with self._lock:
+            return dict(self.bytes)
+
+    def through_driver(self) -> int:
+        """Bytes that were in the driver's hands, one way or the other."""
+        return sum(count for (_, way, _), count in self.counted().items() if way in THROUGH_DRIVER)
+
+    def sent(self, call: str, values: Iterable[Any]) -> None:
+        """The arguments of a call, those that ranks share given once."""
+        for value in values:
+            self._add(call, value, here="sent", away="read")
+
+    def returned(self, call: str, answers: Iterable[Any]) -> None:
+        for answer in answers:
+            self._add(call, answer, here="returned", away="stayed")
+
+    def _add(self, call: str, value: Any, *, here: Way, away: Way) -> None:
+        if not is_rows(value):
+            return
+        if isinstance(value, RemoteRows):
+            self.add(call, here, value.local_bytes())
+            self.add(call, away, value.column_bytes())
+        else:
+            self.add(call, here, bytes_of_columns(as_proto(value)))
+
+
+_recording: ContextVar[Traffic | None] = ContextVar("podium_traffic", default=None)
+
+
+@contextmanager
+def recorded_traffic() -> Iterator[Traffic]:
+    """Count the calls that are made in the block, by this thread."""
+    traffic = Traffic()
+    token = _recording.set(traffic)
+    try:
+        yield traffic
+    finally:
+        _recording.reset(token)
+
+
+def recording() -> Traffic | None:
+    """What counts at the moment."""
+    return _recording.get()

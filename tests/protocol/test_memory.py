@@ -1,0 +1,81 @@
+"""Large results in memory of huge pages: the same values as torch's own operations give, and torch's own where it must be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from podium.protocol import DataProto, jagged_from_rows
+from podium.protocol.guard import SharedTensor, shared
+from podium.protocol.memory import LARGE_BYTES, cat, empty_like_rows, index_select
+
+DTYPES = [torch.int64, torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.uint8, torch.float8_e4m3fn]
+
+
+def rows_of(dtype: torch.dtype, count: int, width: int) -> torch.Tensor:
+    """Rows of random bits of the dtype (0 and 1 for bool)."""
+    bits = torch.randint(0, 2, (count, width * dtype.itemsize), dtype=torch.uint8)
+    return bits.view(dtype) if dtype is not torch.uint8 else bits
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_results_are_torchs(dtype: torch.dtype) -> None:
+    few = LARGE_BYTES // (3 * dtype.itemsize) + 1  # two parts of these rows are small, four are large
+    for width, count in ((1, few), (3, few // 3 + 1)):
+        rows = rows_of(dtype, count, width)
+        for parts in ([rows], [rows] * 2, [rows[:0], *[rows] * 4]):
+            assert same(cat(parts), torch.cat(parts))
+        index = torch.randint(0, count, (4 * count,))
+        for chosen in (index[:count], index, index[:0]):
+            assert same(index_select(rows, chosen), rows.index_select(0, chosen))
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return (
+        left.dtype == right.dtype and left.shape == right.shape and torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+    )
+
+
+def test_memory_is_the_results_own_and_writable() -> None:
+    rows = torch.zeros(LARGE_BYTES, dtype=torch.uint8)
+    for result in (cat([rows]), index_select(rows, torch.arange(len(rows))), empty_like_rows(rows, len(rows))):
+        result.fill_(1)
+        assert int(result.sum()) == len(rows)
+    assert int(rows.sum()) == 0
+    result.share_memory_()
+    assert result.is_shared()
+
+
+def test_rows_that_are_views_of_another_order_are_taken() -> None:
+    turned = torch.arange(LARGE_BYTES).reshape(4, -1).T
+    assert torch.equal(cat([turned, turned]), torch.cat([turned, turned]))
+    assert torch.equal(index_select(turned, torch.arange(len(turned)).flip(0)), turned.flip(0))
+
+
+def test_a_graph_is_kept() -> None:
+    weights = torch.ones(LARGE_BYTES // 4, requires_grad=True)
+    plain = torch.ones(LARGE_BYTES // 4)
+    (cat([plain, weights]).sum() + 2 * index_select(weights, torch.arange(len(weights))).sum()).backward()
+    assert weights.grad is not None
+    assert weights.grad.unique().tolist() == [3.0]
+
+
+def test_what_is_made_of_shared_memory_is_private() -> None:
+    rows = torch.zeros(LARGE_BYTES, dtype=torch.uint8)
+    for count in (2, len(rows)):
+        part = shared(rows[:count])
+        for result in (cat([part, part]), index_select(part, torch.arange(count))):
+            assert not isinstance(result, SharedTensor)
+            result.fill_(1)
+    assert int(rows.sum()) == 0
+
+
+@pytest.mark.parametrize("interleave", [True, False])
+@pytest.mark.parametrize("length", [40, 9000])
+def test_large_batches_repeat_as_rows_do(length: int, interleave: bool) -> None:
+    count = 2 * LARGE_BYTES // (8 * length)
+    rows = [torch.arange(row, row + length + row % 3) for row in range(count)]
+    repeated = DataProto({"x": jagged_from_rows(rows), "n": torch.arange(count)}).repeat(2, interleave)
+    order = torch.arange(count).repeat_interleave(2) if interleave else torch.arange(count).repeat(2)
+    assert torch.equal(repeated.batch["n"], order)
+    assert torch.equal(repeated.batch["x"].values(), torch.cat([rows[row] for row in order.tolist()]))
