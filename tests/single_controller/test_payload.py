@@ -13,7 +13,7 @@ from podium.errors import DataError
 from podium.protocol import DataProto, jagged_from_rows
 from podium.protocol.guard import SharedTensor
 from podium.protocol.jagged import parts
-from podium.single_controller.runtime.payload import Envelope, HoldsReference, pack, unpack
+from podium.single_controller.runtime.payload import Envelope, HoldsReference, pack, unpack, unpack_to_join
 
 
 class Reference:
@@ -186,3 +186,42 @@ def test_sharing_ends_with_the_unpacking():
     for value in (DataProto({"x": torch.arange(5)}), [object, DataProto({"x": torch.arange(5)})]):
         round_trip(value, for_receiver=True)
         assert type(round_trip([DataProto({"x": torch.arange(5)})])[0].batch["x"]) is torch.Tensor
+
+
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_a_small_batch_names_no_class_in_its_message(count: int, is_argument: bool):
+    columns = {"x": torch.arange(count), "half": torch.ones(count, 2, dtype=torch.bfloat16)}
+    rows = DataProto(columns, meta_info={"step": 3}, auto_padding=True)
+    value = ((rows,), {}) if is_argument else rows
+    message = pack(value, is_reference)
+    assert isinstance(message, bytes)
+    assert b"podium" not in message.replace(b"_podium_auto_padding", b"")
+    back = round_trip(value)[0][0] if is_argument else round_trip(value)
+    assert type(back) is DataProto
+    assert back.is_padding_enabled()
+    assert back.meta_info["step"] == 3
+    for key, column in columns.items():
+        assert torch.equal(back.batch[key], column)
+        back.batch[key].zero_()
+    assert rows.batch["half"].sum() == 2 * count
+    guarded = round_trip(value, for_receiver=True)
+    assert isinstance((guarded[0][0] if is_argument else guarded).batch["x"], SharedTensor)
+
+
+def test_rows_that_will_be_joined_are_views_and_all_else_of_them_is_private():
+    big = torch.arange(100_000)
+    rows = DataProto({"x": big}, {"o": [{"t": torch.ones(5000)}] + [0] * 99_999}, {"m": torch.ones(5000)})
+    packed = pack(rows, is_reference)
+    assert isinstance(packed, Envelope)
+    pickled, buffers, shared = packed.__reduce__()[1]
+    stored = Envelope(pickled, [memoryview(bytes(buffer)) for buffer in buffers], shared)
+    part = unpack_to_join(stored)
+    assert isinstance(part.batch["x"], SharedTensor)
+    joined = DataProto.concat([part, part])
+    joined.batch["x"].zero_()
+    joined.non_tensor_batch["o"][0]["t"].zero_()
+    joined.meta_info["m"].zero_()
+    again = unpack_to_join(stored)
+    assert torch.equal(again.batch["x"], big)
+    assert again.non_tensor_batch["o"][0]["t"].sum() == again.meta_info["m"].sum() == 5000

@@ -404,7 +404,7 @@ class DataProto:
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         packed = wire.pack(self.batch, buffers=protocol.__index__() >= 5)
         if type(self) is DataProto and not self.non_tensor_batch and wire.agrees(packed):
-            return _rows_of, (packed, self.meta_info)
+            return rows_of, (packed, self.meta_info)
         objects = {key: list(rows) for key, rows in self.non_tensor_batch.items()}
         return _rebuild, (type(self), packed, objects, self.meta_info)
 
@@ -468,8 +468,8 @@ class DataProto:
         )
 
 
-def _rows_of(packed: wire.Packed, meta: dict[str, Any]) -> DataProto:
-    """What needs no check, and so costs a tiny batch a third less."""
+def rows_of(packed: wire.Packed, meta: dict[str, Any]) -> DataProto:
+    """Rows of what `wire.agrees` has passed: without checks, which would cost a tiny batch half as much again."""
     return DataProto._made_of(wire.unpack(packed), {}, meta)
 
 

@@ -69,15 +69,12 @@ class SharedTensor(Tensor):
 
 
 def shared(tensor: Tensor) -> SharedTensor:
-    """A guarded view of a dense tensor."""
+    """A guarded view of a dense tensor, or the tensor itself where it is one."""
+    if isinstance(tensor, SharedTensor):
+        return tensor
     guarded: SharedTensor = Tensor._make_subclass(SharedTensor, tensor)
     guarded.plain = tensor
     return guarded
-
-
-def guarded(tensor: Tensor) -> SharedTensor:
-    """A guarded view, or the tensor itself where it is one."""
-    return tensor if isinstance(tensor, SharedTensor) else shared(tensor)
 
 
 def unguarded(tensor: Tensor) -> Tensor:

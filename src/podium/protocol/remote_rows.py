@@ -25,7 +25,7 @@ from podium.protocol import row_moves as moves
 from podium.protocol.bodies import Body, Header, HeldBody, Kind, Source, bytes_of_columns, check_same_kind
 from podium.protocol.columns import ObjectColumn
 from podium.protocol.data_proto import DataProto
-from podium.protocol.guard import guarded
+from podium.protocol.guard import shared
 from podium.protocol.indexing import LastBatch, RowIndex
 from podium.protocol.merging import MetaPolicy
 from podium.protocol.row_moves import map_values
@@ -163,26 +163,22 @@ class RemoteRows:
         _check_same_columns(parts)
         keys = {key: column.name for part in reversed(parts) for key, column in part._away.items()}
         parts = [part._sent_away(keys) for part in parts]
-        groups = _groups(parts, keys)
+        lengths = {key: _lengths_of(parts, key) for key in keys}
+        names = {shared: LENGTHS.format(number) for number, shared in enumerate(dict.fromkeys(filter(None, lengths.values())))}
         away: dict[str, Away] = {}
         sources: dict[str, Source] = {}
         ours: list[dict[str, Tensor]] = [{} for _ in parts]
-        for number, (shared, members) in enumerate(groups.items()):
+        for number, (shared, members) in enumerate(_groups(parts, keys).items()):
             numbers = NUMBERS.format(number)
-            sources[numbers], moved = _end_to_end([part._sources[name] for part, name in zip(parts, shared, strict=True)])
-            for part, name, first, columns in zip(parts, shared, moved, ours, strict=True):
+            sources[numbers], firsts = _end_to_end([part._sources[name] for part, name in zip(parts, shared, strict=True)])
+            for part, name, first, columns in zip(parts, shared, firsts, ours, strict=True):
                 columns[numbers] = part._here.batch[name] + first
             for key in members:
-                away[key] = _joined_column(key, numbers, [part._away[key] for part in parts])
-        names = dict.fromkeys(lengths for key in keys for lengths in [_lengths_of(parts, key)] if lengths is not None)
-        for number, shared_lengths in enumerate(names):
-            for part, name, columns in zip(parts, shared_lengths, ours, strict=True):
-                columns[LENGTHS.format(number)] = part._here.batch[name]
-            names[shared_lengths] = LENGTHS.format(number)
-        for key in keys:
-            lengths = _lengths_of(parts, key)
-            away[key] = replace(away[key], lengths=None if lengths is None else names[lengths])
-        here = [part._here_with(columns) for part, columns in zip(parts, ours, strict=True)]
+                away[key] = _joined_column(key, numbers, names.get(lengths[key] or ()), [part._away[key] for part in parts])
+        for shared, joined_lengths in names.items():
+            for part, name, columns in zip(parts, shared, ours, strict=True):
+                columns[joined_lengths] = part._here.batch[name]
+        here = [part._here_of({**part._local_tensors(), **columns}) for part, columns in zip(parts, ours, strict=True)]
         joined = DataProto.concat(here, meta_policies=meta_policies)
         return cls(joined, away, sources, is_tensordict=parts[0].is_tensordict)
 
@@ -208,13 +204,10 @@ class RemoteRows:
 
     def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
         """The same rows, some tensor columns under other names, as `DataProto.rename`."""
-        old, new = ([keys] if isinstance(keys, str) else list(keys) for keys in (old_keys, new_keys))
         every = {key: torch.empty(0) for key in (*self._local_tensors(), *_of_kind(self._away, is_object=False))}
-        changed = dict(zip(every, col.renamed(every, old, new), strict=True))
-        local = {changed.get(key, key): column for key, column in self._here.batch.items()}
-        here = DataProto(local, self._here.non_tensor_batch, self._here.meta_info)
-        away = {changed.get(key, key): column for key, column in self._away.items()}
-        return type(self)(here, away, self._sources, is_tensordict=self.is_tensordict)
+        changed = dict(zip(every, col.renamed(every, old_keys, new_keys), strict=True))
+        here = self._here_of({changed.get(key, key): column for key, column in self._here.batch.items()})
+        return self._with(here, away={changed.get(key, key): column for key, column in self._away.items()})
 
     def union(self, other: DataProto | RemoteRows, *, on: str | None = None) -> Self:
         """These columns and the other's, as `DataProto.union`, but as new rows; values of this process are copied.
@@ -236,7 +229,7 @@ class RemoteRows:
         )
         added = {key: column for key, column in theirs._away.items() if key not in mine}
         here = self._here.select().union(theirs._only_ours(added))
-        return type(self)(here, mine | added, {**self._sources, **theirs._sources}, is_tensordict=self.is_tensordict)
+        return self._with(here, away=mine | added, sources={**self._sources, **theirs._sources})
 
     def get(self, keys: Iterable[str] | None = None) -> Any:
         """The rows as a DataProto (or the TensorDict that they were), with those columns only; None is all. Private copies.
@@ -271,9 +264,8 @@ class RemoteRows:
         for numbers, source in self._sources.items():
             keys = [away.name for away in self._away.values() if away.numbers == numbers]
             sources[numbers], tensors[numbers] = source.narrowed(self._here.batch[numbers], keys)
-        here = DataProto(tensors, self._here.non_tensor_batch, self._here.meta_info)
         away = {key: replace(column, lengths=None) for key, column in self._away.items()}
-        return type(self)(here, away, sources, is_tensordict=self.is_tensordict)
+        return self._with(self._here_of(tensors), away=away, sources=sources)
 
     @property
     def bodies(self) -> list[Body]:
@@ -285,7 +277,7 @@ class RemoteRows:
         sources = {
             numbers: Source(tuple(map(replacement, source.bodies)), source.sizes) for numbers, source in self._sources.items()
         }
-        return type(self)(self._here, self._away, sources, is_tensordict=self.is_tensordict)
+        return self._with(self._here, sources=sources)
 
     def __repr__(self) -> str:
         local = [repr(self._only_local())] if self._local_tensors() or self._here.non_tensor_batch else []
@@ -308,11 +300,14 @@ class RemoteRows:
             read = self._read(numbers, keys, views=zero_copy)
             tensors |= read.batch
             objects |= read.non_tensor_batch
-        rows = DataProto(map_values(tensors, guarded) if zero_copy else tensors, objects, local.meta_info)
+        rows = DataProto(map_values(tensors, shared) if zero_copy else tensors, objects, local.meta_info)
         return rows.to_tensordict() if self.is_tensordict else rows
 
-    def _with(self, here: DataProto) -> Self:
-        return type(self)(here, self._away, self._sources, is_tensordict=self.is_tensordict)
+    def _with(
+        self, here: DataProto, *, away: Mapping[str, Away] | None = None, sources: Mapping[str, Source] | None = None
+    ) -> Self:
+        away, sources = self._away if away is None else away, self._sources if sources is None else sources
+        return type(self)(here, away, sources, is_tensordict=self.is_tensordict)
 
     def _local_tensors(self) -> dict[str, Tensor]:
         return {key: column for key, column in self._here.batch.items() if not key.startswith(_OURS)}
@@ -328,13 +323,13 @@ class RemoteRows:
         away = {key: self._away[key] for key in (*tensors, *objects) if key in self._away}
         local = [key for key in tensors if key not in away]
         here = self._here.select([*local, *self._ours_of(away)], [key for key in objects if key not in away], meta_info_keys)
-        return type(self)(here, away, self._sources, is_tensordict=self.is_tensordict)
+        return self._with(here, away=away)
 
     def _only_ours(self, away: Mapping[str, Away]) -> DataProto:
         return self._here.select([*self._local_tensors(), *self._ours_of(away)])
 
-    def _here_with(self, ours: Mapping[str, Tensor]) -> DataProto:
-        return DataProto({**self._local_tensors(), **ours}, self._here.non_tensor_batch, self._here.meta_info)
+    def _here_of(self, tensors: Mapping[str, Tensor]) -> DataProto:
+        return DataProto(tensors, self._here.non_tensor_batch, self._here.meta_info)
 
     def _names(self, keys: Iterable[str] | None, kind: str, *, is_object: bool) -> list[str]:
         local: Mapping[str, Any] = self._here.non_tensor_batch if is_object else self._local_tensors()
@@ -365,17 +360,12 @@ class RemoteRows:
     def _renumbered(self, first: int) -> Self:
         """The same rows, with other names for our own columns."""
         names = {name: _with_number(name, first + _number(name)) for name in self._here.batch if name.startswith(_OURS)}
-        here = DataProto(
-            {names.get(key, key): column for key, column in self._here.batch.items()},
-            self._here.non_tensor_batch,
-            self._here.meta_info,
-        )
+        here = self._here_of({names.get(key, key): column for key, column in self._here.batch.items()})
         away = {
             key: replace(one, numbers=names[one.numbers], lengths=None if one.lengths is None else names[one.lengths])
             for key, one in self._away.items()
         }
-        sources = {names[name]: source for name, source in self._sources.items()}
-        return type(self)(here, away, sources, is_tensordict=self.is_tensordict)
+        return self._with(here, away=away, sources={names[name]: source for name, source in self._sources.items()})
 
     def _sent_away(self, names: Mapping[str, str]) -> Self:
         """The same rows, with those columns as if they lay elsewhere, where they have these names."""
@@ -453,14 +443,14 @@ def _lengths_of(parts: Sequence[RemoteRows], key: str) -> tuple[str, ...] | None
     return tuple(name for name in names if name is not None) if names[0] is not None else None
 
 
-def _joined_column(key: str, numbers: str, columns: Sequence[Away]) -> Away:
+def _joined_column(key: str, numbers: str, lengths: str | None, columns: Sequence[Away]) -> Away:
     kind = check_same_kind(key, [column.kind for column in columns])
     if len({column.name for column in columns}) > 1:
         names = ", ".join(repr(column.name) for column in columns)
         raise DataError(
             f"concat: column {key!r} was renamed in some parts only, and is called {names} where it lies: rename after"
         )
-    return Away(numbers, columns[0].lengths, columns[0].name, kind)
+    return Away(numbers, lengths, columns[0].name, kind)
 
 
 def _end_to_end(sources: Sequence[Source]) -> tuple[Source, list[int]]:

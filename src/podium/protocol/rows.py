@@ -26,7 +26,7 @@ RowsT = TypeVar("RowsT", bound="DataProto | RemoteRows | TensorDict")
 
 
 def is_rows(value: object) -> TypeGuard[Rows]:
-    """Whether the value is a batch of rows: a DataProto or a TensorDict (of one batch dim, which using it will check)."""
+    """Whether the value is a batch of rows: a DataProto, RemoteRows or a TensorDict (of one batch dim, which using it will check)."""
     return isinstance(value, DataProto | RemoteRows) or _is_tensordict(value)
 
 
@@ -57,8 +57,6 @@ def is_padding_enabled(rows: Rows) -> bool:
 
 def partition_rows(rows: RowsT, parts: int) -> list[RowsT]:
     """Exactly `parts` consecutive shards whose sizes differ by at most one; views. Empty shards keep their columns."""
-    if isinstance(rows, DataProto):
-        return cast("list[RowsT]", rows.partition(parts))
     return [_like(rows, part) for part in _proto(rows).partition(parts)]
 
 
@@ -115,8 +113,6 @@ def unpad_dataproto(rows: RowsT, pad_size: int) -> RowsT:
 
 def concat_rows(parts: Sequence[RowsT]) -> RowsT:
     """The rows of all parts in order, of the parts' kind, as `DataProto.concat`. DataError when they are of two kinds."""
-    if set(map(type, parts)) == {DataProto}:
-        return cast(RowsT, DataProto.concat(cast("Sequence[DataProto]", parts)))
     kinds = {_kind_of(part) for part in parts}
     if len(kinds) > 1:
         names = ", ".join(f"part {number}: {type(part).__name__}" for number, part in enumerate(parts))

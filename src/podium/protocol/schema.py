@@ -27,7 +27,7 @@ class Field:
 
     name: str
     dtypes: tuple[torch.dtype, ...]
-    """Those that it may have: more than one where it follows the model's. None for a column of objects."""
+    """Those that it may have: more than one where it follows the model's. Empty for a column of objects."""
     shape: tuple[str, ...]
     """The dims by name, rows first: ("B", "*") is jagged."""
     made_by: tuple[str, ...]

@@ -11,7 +11,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, TypeAlias
 
 import cloudpickle
@@ -23,6 +23,7 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import DataProto, is_rows, wire
 from podium.protocol.columns import ObjectColumn
+from podium.protocol.data_proto import rows_of
 from podium.protocol.guard import SharedTensor
 from podium.protocol.meta import IMMUTABLE, copy_meta
 from podium.protocol.remote_rows import RemoteRows
@@ -39,6 +40,10 @@ IN_MESSAGE_BYTES = 64 * 1024
 """Buffers of together more than this travel beside the message."""
 FEW = 64
 """A longer list of simple values is left to cloudpickle, which looks at it in C."""
+
+
+_ROWS, _ROWS_ARGUMENT = b"rows:", b"argument:"
+"""What a message begins with that is a small batch, or a call with one as its only argument."""
 
 
 class HoldsReference(Exception):  # noqa: N818 - a signal to the caller, not an error
@@ -67,6 +72,8 @@ def pack(value: Any, is_reference: Callable[[object], bool], *, shared: bool = F
     """
     if type(value) in _AS_IT_IS:
         return value  # type: ignore[no-any-return]
+    if not shared and (small := _small_rows(value)) is not None:
+        return small
     buffers: list[pickle.PickleBuffer] = []
     if _is_plain(value):
         message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
@@ -84,6 +91,8 @@ def pack(value: Any, is_reference: Callable[[object], bool], *, shared: bool = F
 def unpack(packed: Packed, *, shared: bool = False) -> Any:
     """What was packed; `shared` for guarded views, which are given too if the sender has said so."""
     if isinstance(packed, bytes):
+        if packed.startswith((_ROWS, _ROWS_ARGUMENT)):
+            return _rows_in(packed, shared=shared)
         if shared or packed.startswith(_SHARED):
             return _unpack_shared(*_parts(packed.removeprefix(_SHARED)))
         pickled, buffers = _parts(packed)
@@ -129,6 +138,29 @@ def _own_copy(buffer: Any) -> NDArray[np.uint8]:
 def _unpack_shared(pickled: bytes, buffers: Iterable[Any]) -> Any:
     with wire.as_shared():
         return pickle.loads(pickled, buffers=[pickle.PickleBuffer(buffer).raw().toreadonly() for buffer in buffers])
+
+
+def _small_rows(value: object) -> bytes | None:
+    """The message of a small batch of dense columns, alone or a call's only argument: it names no class and no function.
+
+    To look these up costs a rank, whose caches are cold, as much as the rows do.
+    """
+    is_argument = type(value) is tuple and len(value) == 2 and type(value[0]) is tuple and len(value[0]) == 1 and value[1] == {}
+    rows = value[0][0] if is_argument else value  # type: ignore[index]
+    if type(rows) is not DataProto or not _is_plain(rows):
+        return None
+    packed = wire.pack(rows.batch, buffers=True)
+    if not wire.agrees(packed) or wire.has_buffers(packed):
+        return None
+    return (_ROWS_ARGUMENT if is_argument else _ROWS) + pickle.dumps((packed, rows.meta_info), protocol=5)
+
+
+def _rows_in(message: bytes, *, shared: bool) -> Any:
+    is_argument = message.startswith(_ROWS_ARGUMENT)
+    packed, meta = pickle.loads(memoryview(message)[len(_ROWS_ARGUMENT if is_argument else _ROWS) :])
+    with wire.as_shared() if shared else nullcontext():
+        rows = rows_of(packed, meta)
+    return ((rows,), {}) if is_argument else rows
 
 
 def _is_plain(value: object, depth: int = 4) -> bool:

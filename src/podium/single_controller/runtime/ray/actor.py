@@ -183,12 +183,15 @@ class AsyncRankActor(RankActor):
         return await asyncio.get_running_loop().run_in_executor(self._podium_thread, function, *args)
 
     async def _podium_await(
-        self, role: str | None, name: str, reply: Reply, packed: Packed, bodies: Any, args: Any, kwargs: Any
+        self, role: str | None, name: str, reply: Reply, packed: Packed, order: Order | None, bodies: Any, args: Any, kwargs: Any
     ) -> Any:
-        if bodies:  # to read them waits, and the loop shall not
-            read = asyncio.to_thread(self._podium_arguments, role, name, packed, bodies, args, kwargs)
-            args, kwargs = await read
-        else:
+        try:
+            if bodies:  # to read them waits, and the loop shall not
+                read = asyncio.to_thread(self._podium_arguments, role, name, packed, bodies, args, kwargs)
+                args, kwargs = await read
+        finally:
+            await self._podium_turns.take(order)  # also where nothing could be read: those behind wait for this one
+        if not bodies:
             args, kwargs = self._podium_arguments(role, name, packed, bodies, args, kwargs)
         try:
             with running_as(self._rank_context):
@@ -300,8 +303,7 @@ def _awaiting_entry(role: str | None, name: str, reply: Reply) -> Callable[..., 
     async def call(
         self: AsyncRankActor, packed: Packed = None, order: Order | None = None, bodies: Any = (), /, *args: Any, **kwargs: Any
     ) -> Any:
-        await self._podium_turns.take(order)
-        return await self._podium_await(role, name, reply, packed, bodies, args, kwargs)
+        return await self._podium_await(role, name, reply, packed, order, bodies, args, kwargs)
 
     return call
 
