@@ -73,7 +73,7 @@ SURFACE = {
         copy_weights named_weights
     """,
     "podium.workers": """
-        ActorRolloutRefWorker DistProfiler DistProfilerExtension FIELDS PolicySpec ProfiledActorRolloutRefWorker Role
+        ActorRolloutRefWorker DistProfiler DistProfilerExtension FIELDS PolicySpec Role
         TrainingSpec TrainingWorker
     """,
 }

@@ -24,7 +24,7 @@ from ray_calls import Case, bare_actors, end, ratio, start_ray
 
 import podium
 from podium.protocol import DataProto, jagged_from_rows
-from podium.single_controller import DataProtoFuture, Dispatch, ResourcePool, Worker, WorkerGroup, register
+from podium.single_controller import Dispatch, ResourcePool, Worker, WorkerGroup, register
 
 CHAIN_RANKS = 4
 
@@ -97,25 +97,13 @@ def call_figures(group: Any, bare: list[Any], mib: int, *, quick: bool) -> dict[
         times = load.timed_in_turns({**load.raw_cases(bare, cut), **cases}, load.repeats_of(mib, quick))
         found |= load.echo_figures(times, kind, suffix)
         found |= load.memory_figures({name: cases[name] for name in ("echo", "zero_echo")}, kind, mib, suffix)
-        if why := why_no_reference(group, data):
-            print(f"by reference is skipped: {why}", file=sys.stderr, flush=True)
-        else:
-            found |= load.memory_figures({"reference_echo": lambda: group.keep(group.keep(data))}, kind, mib, suffix)  # noqa: B023
+        kept = _bound(lambda rows: group.keep(group.keep(rows)), data)
+        found |= load.memory_figures({"reference_echo": kept}, kind, mib, suffix)
     return found
 
 
 def _bound(call: Callable[[DataProto], Any], data: DataProto) -> Case:
     return lambda: call(data)
-
-
-def why_no_reference(group: Any, data: DataProto) -> str | None:
-    """What speaks against measuring rows by reference, if anything: a look, so that a failure is told and not raised."""
-    try:
-        kept = group.keep(data[:8])
-        back = group.keep(kept).get() if isinstance(kept, DataProtoFuture) else None
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return f"a method with by_reference=True returned a {type(kept).__name__}" if back is None else None
 
 
 def chain_figures(mib: int, *, quick: bool) -> dict[str, float]:
@@ -124,10 +112,6 @@ def chain_figures(mib: int, *, quick: bool) -> dict[str, float]:
     plan = DataProto({"tokens": torch.full((CHAIN_RANKS,), tokens)})
     bare = bare_actors(load.BareData, CHAIN_RANKS)
     with group_of(CHAIN_RANKS) as group:
-        why = why_no_reference(group, plan.repeat(2))
-        if why:
-            print(f"the chain is skipped: {why}", file=sys.stderr, flush=True)
-            return {}
 
         def chain() -> None:
             counts = group.consume(group.transform(group.produce(plan)))

@@ -194,7 +194,7 @@ def test_a_tiny_batch_is_one_short_message_of_pythons_own_types() -> None:
     assert not buffers
     assert len(blob) < 400
     assert _globals_of(blob) == {"_rebuild", "DataProto"}
-    assert _globals_of(pickle.dumps(data.select(["a"], []), protocol=5)) == {"_rows_of"}
+    assert _globals_of(pickle.dumps(data.select(["a"], []), protocol=5)) == {"rows_of"}
 
 
 def test_columns_that_disagree_are_found_on_arrival() -> None:

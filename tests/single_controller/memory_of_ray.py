@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
 from pathlib import Path
@@ -11,8 +12,10 @@ from ray._private import internal_api
 
 
 def anonymous_bytes() -> int:
-    """This process's own memory; what it maps of the store is not counted."""
+    """This process's own memory, without what malloc keeps for later; what it maps of the store is not counted."""
     gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
 

@@ -209,6 +209,12 @@ def test_a_small_batch_names_no_class_in_its_message(count: int, is_argument: bo
     assert isinstance((guarded[0][0] if is_argument else guarded).batch["x"], SharedTensor)
 
 
+def test_what_only_looks_like_a_calls_arguments_comes_back():
+    (one,), zeros = round_trip(((1,), np.zeros(3)))
+    assert one == 1
+    assert zeros.tolist() == [0.0, 0.0, 0.0]
+
+
 def test_rows_that_will_be_joined_are_views_and_all_else_of_them_is_private():
     big = torch.arange(100_000)
     rows = DataProto({"x": big}, {"o": [{"t": torch.ones(5000)}] + [0] * 99_999}, {"m": torch.ones(5000)})

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from podium.config.schema import RunConfig, Settings
+from podium.config.schema import ProfilerConfig, RunConfig, Settings
 from podium.errors import ConfigError
-
-PROFILER_FIELDS = ("steps", "all_ranks", "ranks", "save_path", "tool_config", "finish_command")
 
 
 def rows_per_step(config: RunConfig) -> int:
@@ -105,11 +103,12 @@ def _without_effect(config: RunConfig) -> list[str]:
     """Settings that were changed though what they belong to is off: ignoring them in silence would look like obeying."""
     actor, algorithm, reward = config.actor, config.algorithm, config.reward
     kl_loss, kl_reward = "actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"
+    profiler = tuple(name for name in ProfilerConfig.model_fields if name != "tool")
     switches: list[tuple[str, Settings, tuple[str, ...], bool, str]] = [
         ("actor", actor, ("kl_loss_coef", "kl_loss_type"), actor.use_kl_loss, kl_loss),
         ("algorithm", algorithm, ("kl_coef", "kl_penalty"), algorithm.use_kl_in_reward, kl_reward),
         ("reward", reward, ("failure_value",), reward.on_failure == "value", "reward.on_failure=value"),
-        ("profiler", config.profiler, PROFILER_FIELDS, config.profiler.tool != "none", "a profiler.tool"),
+        ("profiler", config.profiler, profiler, config.profiler.tool != "none", "a profiler.tool"),
         ("", config, ("call_timeout_s",), config.runtime_name == "ray", "runtime=ray"),
     ]
     reasons = []
@@ -191,8 +190,7 @@ def check(config: RunConfig, *, is_trained: bool = True) -> None:
         reasons.append("rollout.sampling.temperature is 0: greedy samples of a prompt are all equal and teach nothing; use 1.0")
     if config.num_workers > 1 and config.runtime_name == "inline":
         reasons.append(f"runtime=inline has one process, num_workers={config.num_workers} needs collectives: use runtime=ray")
-    reasons += (
-        _unfit_terms(config) + _unfit_profile(config) + _without_effect(config) + (_unfit_dtype(config) if is_trained else [])
-    )
+    reasons += _unfit_terms(config) + _unfit_profile(config) + _without_effect(config)
+    reasons += _unfit_dtype(config) if is_trained else []
     if reasons:
         raise ConfigError("\n".join(reasons))

@@ -26,6 +26,8 @@ from podium.protocol.row_moves import map_values
 
 SMALL_BYTES = 64 * 1024
 """A dense column, or one of objects, of a rank's result up to this size comes with the header."""
+OURS = ("<numbers ", "<lengths ")
+"""What the names begin with of columns that `RemoteRows` adds to a user's."""
 SAMPLED_ROWS = 64
 """So many objects of a column are looked at to tell about how large it is."""
 
@@ -200,28 +202,33 @@ class Header:
 def parted(rows: DataProto, *, is_tensordict: bool = False) -> tuple[Header, DataProto]:
     """A result as a header and the columns of its body, which may be none. Jagged columns always stay, whatever their size."""
     rows.check_consistency()
-    for key in rows.batch.keys() & rows.non_tensor_batch.keys():
-        raise DataError(
-            f"column {key!r} is both a tensor column and an object column; of rows that stay, each name is one column"
-        )
+    check_names(rows)
     tensors = {key: column for key, column in rows.batch.items() if _stays(column)}
     objects = {key: column for key, column in rows.non_tensor_batch.items() if _about_bytes(column) > SMALL_BYTES}
     here = rows.select(
         [key for key in rows.batch if key not in tensors], [key for key in rows.non_tensor_batch if key not in objects]
     )
-    lengths: dict[int, Tensor] = {}
-    for column in filter(jg.is_jagged, tensors.values()):
-        offsets = jg.parts(column)[1]
-        lengths.setdefault(id(offsets), offsets.diff())
     kinds = {key: Kind.of(column) for key, column in (tensors | objects).items()}
-    header = Header(
-        here,
-        len(rows),
-        kinds,
-        {key: lengths[id(jg.parts(column)[1])] for key, column in tensors.items() if jg.is_jagged(column)},
-        is_tensordict,
-    )
-    return header, DataProto(tensors, objects)
+    offsets = {key: jg.parts(column)[1] for key, column in tensors.items() if jg.is_jagged(column)}
+    distinct = {id(one): one.diff() for one in offsets.values()}
+    lengths = {key: distinct[id(one)] for key, one in offsets.items()}
+    return Header(here, len(rows), kinds, lengths, is_tensordict), DataProto(tensors, objects)
+
+
+def check_names(rows: DataProto) -> None:
+    """DataError where a name cannot be that of a column of rows that stay: our own, or that of two columns."""
+    for key in rows.batch:
+        check_not_ours(key)
+        if key in rows.non_tensor_batch:
+            raise DataError(
+                f"column {key!r} is both a tensor column and an object column; of rows that stay, each name is one column"
+            )
+
+
+def check_not_ours(name: str) -> None:
+    """DataError for a name of `OURS`."""
+    if isinstance(name, str) and name.startswith(OURS):
+        raise DataError(f"column {name!r}: of rows that stay, names that begin so are Podium's own; give it another name")
 
 
 def _stays(column: Tensor) -> bool:

@@ -51,8 +51,15 @@ class SharedTensor(Tensor):
     def tolist(self) -> Any:
         return self.plain.tolist()
 
+    def apply_(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Torch runs it where no operation is seen."""
+        _refuse("apply_ would write into it")
+
     def __repr__(self) -> str:  # type: ignore[override]  # torch takes options that nobody gives
         return repr(self.plain)
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.plain, format_spec)
 
     def __dlpack__(self, **options: Any) -> NoReturn:
         _refuse("DLPack would hand it out unguarded")
@@ -100,14 +107,23 @@ def _refuse(what: str) -> NoReturn:
     raise DataError(f"this tensor is a view of memory that others share (zero_copy=True): {what}; .clone() it first")
 
 
+_UNDECLARED_WRITES = dict.fromkeys((f"aten::{kind}_batch_norm" for kind in ("native", "cudnn", "miopen")), "running_")
+"""Operations that write arguments without saying so, and what the names of these begin with."""
+_UNDECLARED_VIEWS = ("aten::_unsafe_view", "aten::unsafe_")
+
+
 @cache
 def _effects(func: Any) -> tuple[tuple[tuple[int, str], ...], bool]:
     """The arguments that an operation writes, by position and name, and whether its result may be a view of an argument."""
+    name = func._schema.name
     arguments = list(enumerate(func._schema.arguments))
     written = [(place, each.name) for place, each in arguments if each.alias_info is not None and each.alias_info.is_write]
-    if not written and func._schema.name.endswith("_"):  # collectives do not declare what they write
+    if not written and name.endswith("_"):  # collectives do not declare what they write
         written = [(place, each.name) for place, each in arguments if not each.name.startswith("input")]
-    return tuple(written), any(each.alias_info is not None for each in func._schema.returns)
+    if name in _UNDECLARED_WRITES:
+        written = [(place, each.name) for place, each in arguments if each.name.startswith(_UNDECLARED_WRITES[name])]
+    is_view = name.startswith(_UNDECLARED_VIEWS) or any(each.alias_info is not None for each in func._schema.returns)
+    return tuple(written), is_view
 
 
 def _plain(value: Any) -> Any:
@@ -125,9 +141,19 @@ def _shared_again(result: Any, args: Sequence[Any], named: Mapping[str, Any]) ->
     guarded = {_place(value) for value in (*args, *named.values()) if isinstance(value, SharedTensor)}
 
     def again(part: Any) -> Any:
-        return shared(part) if type(part) is Tensor and _place(part) in guarded else part
+        if type(part) is Tensor:
+            return shared(part) if _place(part) in guarded else part
+        return _nested_again(part) if isinstance(part, Tensor) and part.is_nested else part
 
     return type(result)(map(again, result)) if isinstance(result, list | tuple) else again(result)
+
+
+def _nested_again(nested: Tensor) -> Tensor:
+    """Torch's own constructor of nested tensors gives a view of the values."""
+    from podium.protocol import jagged  # its arithmetic is of columns that may be guarded
+
+    values, offsets = jagged.parts(nested)
+    return jagged.like(nested, shared(values), offsets)
 
 
 def _place(tensor: Tensor) -> int:

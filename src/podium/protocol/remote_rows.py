@@ -22,7 +22,18 @@ from podium.protocol import jagged as jg
 from podium.protocol import joining
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
-from podium.protocol.bodies import Body, Header, HeldBody, Kind, Source, bytes_of_columns, check_same_kind
+from podium.protocol.bodies import (
+    OURS,
+    Body,
+    Header,
+    HeldBody,
+    Kind,
+    Source,
+    bytes_of_columns,
+    check_names,
+    check_not_ours,
+    check_same_kind,
+)
 from podium.protocol.columns import ObjectColumn
 from podium.protocol.data_proto import DataProto
 from podium.protocol.guard import shared
@@ -32,7 +43,6 @@ from podium.protocol.row_moves import map_values
 
 NUMBERS, LENGTHS = "<numbers {}>", "<lengths {}>"
 """Columns of `_here` that are ours: what number each row has in a source [B], and how long it is there [B]."""
-_OURS = ("<numbers ", "<lengths ")
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,8 @@ class RemoteRows:
 
     @classmethod
     def held(cls, rows: DataProto) -> Self:
-        """Rows that are in this process, all of their columns."""
+        """Rows that are in this process, all of their columns. DataError for names that rows which stay cannot have."""
+        check_names(rows)
         return cls(rows.select(), {}, {}, is_tensordict=False)
 
     # -- what is known of them ----------------------------------------------------------------------------------------
@@ -164,19 +175,19 @@ class RemoteRows:
         keys = {key: column.name for part in reversed(parts) for key, column in part._away.items()}
         parts = [part._sent_away(keys) for part in parts]
         lengths = {key: _lengths_of(parts, key) for key in keys}
-        names = {shared: LENGTHS.format(number) for number, shared in enumerate(dict.fromkeys(filter(None, lengths.values())))}
+        names = {places: LENGTHS.format(number) for number, places in enumerate(dict.fromkeys(filter(None, lengths.values())))}
         away: dict[str, Away] = {}
         sources: dict[str, Source] = {}
         ours: list[dict[str, Tensor]] = [{} for _ in parts]
-        for number, (shared, members) in enumerate(_groups(parts, keys).items()):
+        for number, (places, members) in enumerate(_groups(parts, keys).items()):
             numbers = NUMBERS.format(number)
-            sources[numbers], firsts = _end_to_end([part._sources[name] for part, name in zip(parts, shared, strict=True)])
-            for part, name, first, columns in zip(parts, shared, firsts, ours, strict=True):
+            sources[numbers], firsts = _end_to_end([part._sources[name] for part, name in zip(parts, places, strict=True)])
+            for part, name, first, columns in zip(parts, places, firsts, ours, strict=True):
                 columns[numbers] = part._here.batch[name] + first
             for key in members:
                 away[key] = _joined_column(key, numbers, names.get(lengths[key] or ()), [part._away[key] for part in parts])
-        for shared, joined_lengths in names.items():
-            for part, name, columns in zip(parts, shared, ours, strict=True):
+        for places, joined_lengths in names.items():
+            for part, name, columns in zip(parts, places, ours, strict=True):
                 columns[joined_lengths] = part._here.batch[name]
         here = [part._here_of({**part._local_tensors(), **columns}) for part, columns in zip(parts, ours, strict=True)]
         joined = DataProto.concat(here, meta_policies=meta_policies)
@@ -203,7 +214,11 @@ class RemoteRows:
         return self.pick([key for key in (*self._here.batch, *self._here.non_tensor_batch, *self._away) if key in kept])
 
     def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
-        """The same rows, some tensor columns under other names, as `DataProto.rename`."""
+        """The same rows, some tensor columns under other names, as `DataProto.rename`; an object column has none of these."""
+        for name in [new_keys] if isinstance(new_keys, str) else new_keys:
+            check_not_ours(name)
+            if name in self.column_names() and self._is_object(name):
+                raise DataError(f"object column {name!r} exists already; drop it before another gets its name")
         every = {key: torch.empty(0) for key in (*self._local_tensors(), *_of_kind(self._away, is_object=False))}
         changed = dict(zip(every, col.renamed(every, old_keys, new_keys), strict=True))
         here = self._here_of({changed.get(key, key): column for key, column in self._here.batch.items()})
@@ -225,7 +240,7 @@ class RemoteRows:
         self._check_disjoint(theirs)
         mine = self._away
         theirs = theirs._renumbered(
-            first=1 + max((_number(name) for name in self._here.batch if name.startswith(_OURS)), default=-1)
+            first=1 + max((_number(name) for name in self._here.batch if name.startswith(OURS)), default=-1)
         )
         added = {key: column for key, column in theirs._away.items() if key not in mine}
         here = self._here.select().union(theirs._only_ours(added))
@@ -250,9 +265,7 @@ class RemoteRows:
         """Only the named columns, tensors or objects. DataError names one that is not there and the nearest that is."""
         keys = col.names(keys)
         self._check_known(keys)
-        objects = [
-            key for key in keys if key in self._here.non_tensor_batch or (key in self._away and self._away[key].kind.is_object)
-        ]
+        objects = list(filter(self._is_object, keys))
         return self._only([key for key in keys if key not in objects], objects, None)
 
     # -- on their way -------------------------------------------------------------------------------------------------
@@ -310,7 +323,7 @@ class RemoteRows:
         return type(self)(here, away, sources, is_tensordict=self.is_tensordict)
 
     def _local_tensors(self) -> dict[str, Tensor]:
-        return {key: column for key, column in self._here.batch.items() if not key.startswith(_OURS)}
+        return {key: column for key, column in self._here.batch.items() if not key.startswith(OURS)}
 
     def _only_local(self) -> DataProto:
         return self._here.select(list(self._local_tensors()))
@@ -343,11 +356,19 @@ class RemoteRows:
 
     def _check_disjoint(self, theirs: RemoteRows) -> None:
         for key in sorted(self.column_names() & theirs.column_names()):
+            if self._is_object(key) != theirs._is_object(key):
+                raise DataError(
+                    f"union: column {key!r} is of tensors in one batch and of objects in the other; of rows that stay, each name "
+                    "is one column: rename it, or leave it out of one of them by select()"
+                )
             if self._place_of(key) != theirs._place_of(key) or not torch.equal(self._numbers_of(key), theirs._numbers_of(key)):
                 raise DataError(
                     f"union: column {key!r} is in both batches and lies elsewhere, where its values are not compared: leave it "
                     "out of one of them by select(), or rename it"
                 )
+
+    def _is_object(self, key: str) -> bool:
+        return self._away[key].kind.is_object if key in self._away else key in self._here.non_tensor_batch
 
     def _place_of(self, key: str) -> tuple[str, Source] | None:
         away = self._away.get(key)
@@ -359,7 +380,7 @@ class RemoteRows:
 
     def _renumbered(self, first: int) -> Self:
         """The same rows, with other names for our own columns."""
-        names = {name: _with_number(name, first + _number(name)) for name in self._here.batch if name.startswith(_OURS)}
+        names = {name: _with_number(name, first + _number(name)) for name in self._here.batch if name.startswith(OURS)}
         here = self._here_of({names.get(key, key): column for key, column in self._here.batch.items()})
         away = {
             key: replace(one, numbers=names[one.numbers], lengths=None if one.lengths is None else names[one.lengths])

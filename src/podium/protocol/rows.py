@@ -26,7 +26,7 @@ RowsT = TypeVar("RowsT", bound="DataProto | RemoteRows | TensorDict")
 
 
 def is_rows(value: object) -> TypeGuard[Rows]:
-    """Whether the value is a batch of rows: a DataProto, RemoteRows or a TensorDict (of one batch dim, which using it will check)."""
+    """Whether the value is a batch: a DataProto, `RemoteRows`, or a TensorDict (of one batch dim, which using it will check)."""
     return isinstance(value, DataProto | RemoteRows) or _is_tensordict(value)
 
 

@@ -81,11 +81,6 @@ def agrees(packed: Packed) -> bool:
     return not offsets and len(counts) == 1 and () not in counts
 
 
-def has_buffers(packed: Packed) -> bool:
-    """Whether the data of any column is outside of the message."""
-    return any(type(data) is not bytes for _, (_, _, data), _, _ in packed[1])
-
-
 _reading = threading.local()
 
 

@@ -6,9 +6,7 @@ worker built inside another worker belongs to the same rank. A runtime enters it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 
 
@@ -37,11 +35,16 @@ def current_context() -> RankContext:
     return _current.get() or RankContext()
 
 
-@contextmanager
-def running_as(context: RankContext) -> Iterator[None]:
+class running_as:  # noqa: N801 - a context manager, as a class since every call of every rank enters it
     """Run the block as that rank."""
-    token = _current.set(context)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._token: Token[RankContext | None] = _current.set(self._context)
+
+    def __exit__(self, *exc: object) -> None:
+        _current.reset(self._token)

@@ -189,10 +189,9 @@ def dispatch_nd_compute_dataproto(mesh_name: str | None, group: Ranks, /, *args:
     def send(name: str, value: Any) -> Sent:
         if name not in batches:
             return as_copy(value)
-        if not padded:
-            shards = partition_rows(value, mesh.dp_size)
-            return PerRank([shards[dp_rank] for dp_rank in mesh.dp_ranks])
-        shards, padding = partition_padded(value, mesh.dp_size)
+        shards, padding = (
+            partition_padded(value, mesh.dp_size) if padded else (partition_rows(value, mesh.dp_size), (0,) * mesh.dp_size)
+        )
         return Shards([shards[dp_rank] for dp_rank in mesh.dp_ranks], tuple(padding[dp_rank] for dp_rank in mesh.dp_ranks))
 
     return _map_named(send, args, kwargs)
@@ -246,6 +245,12 @@ ROUTES: dict[DispatchMode, Route] = {
     Dispatch.DIRECT_ROLLOUT_METHOD: Route(_refuse_direct, collect_all_to_all),
 }
 """What each member of `Dispatch` does. It is read at every call, so that an updated mode is updated for every group."""
+_BUILT_IN = dict(ROUTES)
+
+
+def is_built_in(mode: DispatchMode) -> bool:
+    """Whether a call sends and collects as we say, and not as functions of a user, in a mode of theirs or an updated one."""
+    return not isinstance(mode, UserMode) and ROUTES.get(mode) == _BUILT_IN.get(mode)
 
 
 def register_dispatch_mode(name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[[Any, Any], Any]) -> UserMode:

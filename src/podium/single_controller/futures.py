@@ -21,7 +21,7 @@ from podium.protocol.bodies import bytes_of_columns
 from podium.protocol.indexing import LastBatch, RowIndex
 from podium.protocol.merging import MetaPolicy
 from podium.protocol.remote_rows import RemoteRows
-from podium.protocol.rows import as_proto
+from podium.protocol.rows import as_proto, is_rows
 from podium.single_controller.traffic import DRIVER, recording
 
 R = TypeVar("R")
@@ -312,11 +312,11 @@ class DataProtoFuture(GroupFuture[Any]):
         return map(self.of, self._rows().make_iterator(mini_batch_size, epochs, seed, last=last))
 
     @classmethod
-    def concat(cls, parts: Sequence[Self], *, meta_policies: Mapping[str, MetaPolicy] | None = None) -> Self:
-        """The rows of all parts in order."""
+    def concat(cls, parts: Sequence[Self | DataProto], *, meta_policies: Mapping[str, MetaPolicy] | None = None) -> Self:
+        """The rows of all parts in order; those of this process are copied."""
         if not parts:
             raise DataError("concat needs at least one batch")
-        return cls.of(RemoteRows.concat([part._rows() for part in parts], meta_policies=meta_policies))
+        return cls.of(RemoteRows.concat(list(map(_rows_of, parts)), meta_policies=meta_policies))
 
     def select(
         self,
@@ -337,12 +337,20 @@ class DataProtoFuture(GroupFuture[Any]):
 
     def union(self, other: DataProto | DataProtoFuture, *, on: str | None = None) -> Self:
         """These columns and the other's, values of this process or of another call's result; see `RemoteRows.union`."""
-        theirs = other._rows() if isinstance(other, DataProtoFuture) else other
-        return self.of(self._rows().union(theirs, on=on))
+        return self.of(self._rows().union(_rows_of(other), on=on))
 
     def __repr__(self) -> str:
         shown = repr(self.value()) if self.done() else "running"
         return f"<{type(self).__name__} {shown}>"
+
+
+def _rows_of(value: object) -> RemoteRows:
+    """The rows of a future, or those of this process, copied: a future never changes."""
+    if isinstance(value, DataProtoFuture):
+        return value._rows()
+    if not is_rows(value):
+        raise DataError(f"rows are joined with a DataProtoFuture, a DataProto or a TensorDict, got {type(value).__name__}")
+    return value if isinstance(value, RemoteRows) else RemoteRows.held(as_proto(value).clone())
 
 
 def is_future(value: object) -> bool:

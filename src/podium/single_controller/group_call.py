@@ -12,9 +12,9 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from podium.errors import DataError, DispatchError
 from podium.single_controller.crew import Crew
-from podium.single_controller.dispatch import Copy, Ranks, SentArguments, collect, dispatch, route_of
+from podium.single_controller.dispatch import Copy, Ranks, SentArguments, collect, dispatch, is_built_in, route_of
 from podium.single_controller.futures import DataProtoFuture, FutureList, GroupFuture, Settling, is_future
-from podium.single_controller.modes import BatchMode, Execute, ListMode, UserMode
+from podium.single_controller.modes import BatchMode, Execute, ListMode
 from podium.single_controller.outbox import Deferred
 from podium.single_controller.pending_call import PendingCall
 from podium.single_controller.registration import Registration
@@ -64,10 +64,16 @@ class Method:
         return isinstance(self.registration.dispatch_mode, ListMode) and self.registration.execute_mode is Execute.ALL
 
     @property
+    def joins_rows(self) -> bool:
+        """Whether the ranks' rows become one batch, as the built-in modes make it: no function of a user sees them before."""
+        mode = self.registration.dispatch_mode
+        return isinstance(mode, BatchMode) and is_built_in(mode)
+
+    @property
     def reply(self) -> Reply:
         """What its ranks send back: rows that nobody waits for stay where they are made."""
         registration = self.registration
-        if isinstance(registration.dispatch_mode, BatchMode) and (registration.by_reference or not registration.blocking):
+        if self.joins_rows and (registration.by_reference or not registration.blocking):
             return Reply.REFERENCE
         return Reply.PLAIN if self.returns_list and not registration.blocking else Reply.VALUE
 
@@ -108,7 +114,7 @@ class Invocation:
             return FutureList(references, self._watched(Settling(pending, self._collect)))
         must_wait = crew.has_deferred or self._has_running_arguments()
         sent = self._send_later() if must_wait else self._send_now()
-        kind = DataProtoFuture if isinstance(self._method.registration.dispatch_mode, BatchMode) else GroupFuture
+        kind = DataProtoFuture if self._method.joins_rows else GroupFuture
         return kind(self._watched(Settling(sent, self._collect)))
 
     def _watched(self, settling: Settling[Any]) -> Settling[Any]:
@@ -138,7 +144,7 @@ class Invocation:
     def _resolve(self) -> None:
         """Put the values of futures in their place."""
         if self._method.registration.materialize_futures:
-            value = _whole_value if isinstance(self._method.registration.dispatch_mode, UserMode) else _value
+            value = _value if is_built_in(self._method.registration.dispatch_mode) else _whole_value
             self._args = tuple(map(value, self._args))
             self._kwargs = {name: value(argument) for name, argument in self._kwargs.items()}
 
@@ -183,9 +189,8 @@ class Invocation:
         args, kwargs = self._sent
         mine = tuple([value.for_rank(rank) for value in args])
         named = {name: value.for_rank(rank) for name, value in kwargs.items()}
-        registration = self._method.registration
-        is_joined = isinstance(registration.dispatch_mode, BatchMode)
-        return RankCall(self._method.role, self._method.name, mine, named, registration.rows.zero_copy, is_joined)
+        zero_copy, is_joined = self._method.registration.rows.zero_copy, self._method.joins_rows
+        return RankCall(self._method.role, self._method.name, mine, named, zero_copy, is_joined)
 
     def _collect(self, answers: dict[int, Any]) -> Any:
         registration = self._method.registration

@@ -10,7 +10,7 @@ from typing import Any
 
 from podium.errors import DispatchError, nearest
 from podium.protocol.rows import column_names, is_rows
-from podium.single_controller.dispatch import Ranks, SentArguments, route_of
+from podium.single_controller.dispatch import Copy, Ranks, SentArguments, Shards, route_of
 from podium.single_controller.modes import BatchMode
 from podium.single_controller.registration import Registration
 
@@ -23,9 +23,10 @@ def check_reads(group: Ranks, registration: Registration, sent: SentArguments) -
     if not registration.rows.reads:
         return
     args, kwargs = sent
-    # the built-in modes cut one batch, so that all ranks are sent the same columns
-    for rank in range(1 if isinstance(registration.dispatch_mode, BatchMode) else group.world_size):
-        values = [value.for_rank(rank) for value in (*args, *kwargs.values())]
+    every = (*args, *kwargs.values())
+    # where batches were cut and copied, and nothing else, all ranks are sent the same columns
+    for rank in range(1 if all(isinstance(value, Copy | Shards) for value in every) else group.world_size):
+        values = [value.for_rank(rank) for value in every]
         names = [column_names(value) for value in values if is_rows(value)]
         if names:
             _check(registration.rows.reads, set().union(*names), "the method reads the column", "which no batch of the call has")

@@ -14,6 +14,7 @@ from podium.config import RunConfig
 from podium.errors import DataError, RegistrationError, nearest
 from podium.protocol import Field
 from podium.single_controller.registration import registration_of
+from podium.trainers.report import LOGGED_COLUMNS
 from podium.workers import FIELDS, ActorRolloutRefWorker
 
 
@@ -77,14 +78,7 @@ def _ppo_links(config: RunConfig) -> Iterator[Link]:
         ("response_mask", "advantages", "mini_batch", *_if(kl_in_reward, "reward_kl")),
     )
     yield worker_link(worker.update_actor, also_reads=_if(config.actor.use_kl_loss, "ref_log_prob"))
-    yield Link(
-        "log",
-        (
-            *("uid", "problem", "responses", "input_ids", "sample_index", "weight_version", "finish_reason"),
-            *("response", "rewards", "is_scored", "advantages"),
-        ),
-        (),
-    )
+    yield Link("log", ("responses", "input_ids", *LOGGED_COLUMNS), ())
 
 
 def _if(condition: bool, *names: str) -> tuple[str, ...]:

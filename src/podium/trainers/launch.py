@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from podium.config import ModelConfig, RunConfig, total_optimizer_steps
+from podium.config import ModelConfig, ProfilerConfig, RunConfig, total_optimizer_steps
 from podium.errors import DataError
 from podium.models import load_tokenizer
 from podium.observability import Progress, Tracker, draw_curve
@@ -25,7 +25,7 @@ from podium.trainers.session import Session, publish_model
 from podium.trainers.sft import SFTTrainer
 from podium.trainers.threads import threads_per_rank
 from podium.trainers.watch import NothingLearned, ThreadsWait, Watcher
-from podium.workers import ActorRolloutRefWorker, PolicySpec, ProfiledActorRolloutRefWorker, Role, TrainingSpec, TrainingWorker
+from podium.workers import ActorRolloutRefWorker, PolicySpec, Role, TrainingSpec, TrainingWorker
 
 logger = logging.getLogger(__name__)
 
@@ -99,12 +99,12 @@ def reinforce(
         trackers=trackers,
         watchers=[NothingLearned(), *_thread_watchers(config)],
     )
-    init = _policy(config, policy_spec(config, _start_model(config, directory)), role, directory)
+    spec = replace(policy_spec(config, _start_model(config, directory)), profiler=_profiler(config, directory))
     _announce_start(config, progress)
     with (
         session,
         Scorer(task, config.reward, log=directory.path / "reward.log") as scorer,
-        _group(config, init, "policy") as group,
+        _group(config, Init(ActorRolloutRefWorker, spec, role), "policy") as group,
     ):
         session.profiler = StepProfiler(config.profiler, [group])
         ppo = PPOTrainer(config, group, task, scorer, tokenizer, session)
@@ -147,11 +147,9 @@ def policy_spec(config: RunConfig, model: ModelConfig) -> PolicySpec:
     )
 
 
-def _policy(config: RunConfig, spec: PolicySpec, role: Role, directory: RunDirectory) -> Init[ActorRolloutRefWorker]:
-    if config.profiler.tool == "none":
-        return Init(ActorRolloutRefWorker, spec, role)
+def _profiler(config: RunConfig, directory: RunDirectory) -> ProfilerConfig:
     save_path = str(directory.path.absolute() / config.profiler.save_path)  # ranks have working directories of their own
-    return Init(ProfiledActorRolloutRefWorker, spec, role, config.profiler.model_copy(update={"save_path": save_path}))
+    return config.profiler.model_copy(update={"save_path": save_path})
 
 
 def _ref_model(config: RunConfig) -> ModelConfig | None:

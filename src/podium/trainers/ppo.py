@@ -68,10 +68,11 @@ class PPOTrainer:
     def rollout(self, step: int) -> DataProtoFuture:
         """The policy's responses to the prompts of a step, `rollout.sampling.n` rows a prompt; tokens stay where they are."""
         problems = [self.task.train[row] for row in self.sampler.rows(step - 1)]
-        uids, chat_template = [problem.uid for problem in problems], self.config.task.chat_template
-        prompts = prompt_batch([problem.prompt for problem in problems], uids, self.tokenizer, chat_template=chat_template)
+        texts, uids = [problem.prompt for problem in problems], [problem.uid for problem in problems]
+        prompts = prompt_batch(texts, uids, self.tokenizer, chat_template=self.config.task.chat_template)
         prompts.meta_info["step"] = step
-        batch, of_uid = self.policy.generate_sequences(prompts), dict(zip(uids, problems, strict=True))
+        batch = self.policy.generate_sequences(prompts)
+        of_uid = dict(zip(uids, problems, strict=True))
         return batch.union(DataProto(non_tensor_batch={"problem": [of_uid[uid] for uid in _uids(batch)]}))
 
     @timed

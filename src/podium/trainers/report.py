@@ -58,10 +58,10 @@ def check_report(report: Mapping[str, Any]) -> None:
             raise ValueError(f"{'.'.join(map(str, (when, *first['loc'])))}: {first['msg']}") from exc
 
 
-LOGGED_COLUMNS = [
+LOGGED_COLUMNS = (
     *("uid", "problem", "response", "sample_index", "weight_version", "finish_reason"),
     *("rewards", "is_scored", "advantages"),
-]
+)
 """What is read of a step to report it."""
 
 

@@ -13,6 +13,14 @@ from podium.single_controller.traffic import DRIVER, THROUGH_DRIVER, WAYS, Traff
 from podium.trainers.json_files import read_json, write_json
 
 REMEDY = "remove it; the run's next step writes it anew"
+LABELS: dict[Way, str] = {
+    "sent": "driver -> {}",
+    "read": "ranks read for {}",
+    "returned": "{} -> driver",
+    "stayed": "{} -> stays",
+    "fetched": "driver fetched",
+}
+"""Each way in words, with the call's name."""
 
 
 class Moved(BaseModel):
@@ -37,14 +45,7 @@ class Edge:
     @property
     def label(self) -> str:
         """The edge in words."""
-        forms: dict[Way, str] = {
-            "sent": "driver -> {}",
-            "read": "ranks read for {}",
-            "returned": "{} -> driver",
-            "stayed": "{} -> stays",
-            "fetched": "driver fetched",
-        }
-        return forms[self.way].format(self.call)
+        return LABELS[self.way].format(self.call)
 
 
 class StepTraffic(BaseModel):

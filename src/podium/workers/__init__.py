@@ -2,7 +2,6 @@
 
 from podium.workers.actor_rollout_ref import ActorRolloutRefWorker, PolicySpec, Role
 from podium.workers.fields import FIELDS
-from podium.workers.profiled import ProfiledActorRolloutRefWorker
 from podium.workers.profiling import DistProfiler, DistProfilerExtension
 from podium.workers.training import TrainingSpec, TrainingWorker
 
@@ -12,7 +11,6 @@ __all__ = [
     "DistProfiler",
     "DistProfilerExtension",
     "PolicySpec",
-    "ProfiledActorRolloutRefWorker",
     "Role",
     "TrainingSpec",
     "TrainingWorker",

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from podium.algorithms import Aggregation, KLTerm, PolicyLoss
-from podium.config import ActorConfig, ModelConfig, RolloutConfig, SamplingConfig
+from podium.config import ActorConfig, ModelConfig, ProfilerConfig, RolloutConfig, SamplingConfig
 from podium.engines import pick_device
 from podium.errors import ConfigError, unknown_name
 from podium.models import eos_token_ids, load_model, load_tokenizer
@@ -25,6 +25,7 @@ from podium.protocol.jagged import parts
 from podium.rollout import BaseRollout, build_rollout
 from podium.single_controller import Dispatch, Worker, make_nd_compute_dataproto_dispatch_fn, register
 from podium.weights import named_weights
+from podium.workers.profiling import DistProfiler, DistProfilerExtension
 from podium.workers.training import TrainingSpec, TrainingWorker
 
 ACTOR_MESH = make_nd_compute_dataproto_dispatch_fn("actor")
@@ -50,7 +51,7 @@ P = TypeVar("P")
 class PolicySpec:
     """What the worker is built from; `total_optimizer_steps` ends the learning-rate schedule.
 
-    `ref_model` is the reference model, None for the one that the actor starts from.
+    `ref_model` is the reference model, None for the one that the actor starts from. `profiler` None records nothing.
     """
 
     model: ModelConfig
@@ -59,9 +60,10 @@ class PolicySpec:
     total_optimizer_steps: int
     seed: int
     ref_model: ModelConfig | None = None
+    profiler: ProfilerConfig | None = None
 
 
-class ActorRolloutRefWorker(Worker):
+class ActorRolloutRefWorker(Worker, DistProfilerExtension):
     """The parts of a role: actor, rollout and reference. A method of a part that the role has not is a ConfigError.
 
     The rollout owns its weights: `update_weights` copies the actor's into it. Until then, and after each update of the actor,
@@ -72,6 +74,7 @@ class ActorRolloutRefWorker(Worker):
     def __init__(self, spec: PolicySpec, role: Role = "actor_rollout") -> None:
         if role not in ROLES:
             raise ConfigError(unknown_name("role", role, ROLES))
+        DistProfilerExtension.__init__(self, DistProfiler(self.rank, spec.profiler))  # first, since it may be refused
         self.spec, self.role = spec, role
         self._ref: TrainingWorker | None = None
         self._actor: TrainingWorker | None = None
@@ -128,7 +131,7 @@ class ActorRolloutRefWorker(Worker):
 
     @register(dispatch_mode=ACTOR_MESH, by_reference=True, reads=["input_ids", "responses"], writes=["old_log_probs"])
     def compute_log_prob(self, batch: DataProto) -> DataProto:
-        """The actor's log-probs of the responses: jagged `old_log_probs` [B, *] float32.
+        """The actor's log-probs of the responses: jagged `old_log_probs` [B, *] float32, or float64 for a model in float64.
 
         Where the batch has `rollout_log_probs`, the meta says in `log_prob_metrics` how far they are from these.
         """
@@ -142,7 +145,7 @@ class ActorRolloutRefWorker(Worker):
 
     @register(dispatch_mode=REF_MESH, by_reference=True, reads=["input_ids", "responses"], writes=["ref_log_prob"])
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
-        """The reference's log-probs of the responses: jagged `ref_log_prob` [B, *] float32."""
+        """The reference's log-probs of the responses: jagged `ref_log_prob` [B, *] float32, or float64 for a model in float64."""
         return self.ref.infer_batch(batch).rename("log_probs", "ref_log_prob")
 
     @register(

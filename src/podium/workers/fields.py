@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from podium.protocol.schema import RAGGED, Field
+from podium.protocol import Field
 
 OBJECTS: tuple[torch.dtype, ...] = ()
 INT = (torch.int64,)
 MODEL_FLOAT = (torch.float32, torch.float64)
 """float32, but float64 for a model in float64."""
-ROW, TOKENS = ("B",), ("B", RAGGED)
+ROW, TOKENS = ("B",), ("B", "*")
 
 _GENERATE, _OLD, _REF, _UPDATE = "generate_sequences", "compute_log_prob", "compute_ref_log_prob", "update_actor"
 

@@ -96,7 +96,7 @@ class TrainingWorker(Worker):
 
     @register(dispatch_mode=TRAIN_MESH, reads=TOKEN_COLUMNS, writes=["log_probs"])
     def infer_batch(self, batch: DataProto) -> DataProto:
-        """Log-probs of the response tokens: jagged `log_probs` [B, *] float32."""
+        """Log-probs of the response tokens: jagged `log_probs` [B, *] float32, or float64 for a model in float64."""
         check_fields(batch, _fields(*TOKEN_COLUMNS))
         return self.engine.infer_batch(batch, temperature=_temperature(batch))
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import DataProto, is_rows, wire
-from podium.protocol.columns import ObjectColumn
+from podium.protocol.columns import ObjectColumn, is_even
 from podium.protocol.data_proto import rows_of
 from podium.protocol.guard import SharedTensor
 from podium.protocol.meta import IMMUTABLE, copy_meta
@@ -30,7 +30,6 @@ from podium.protocol.remote_rows import RemoteRows
 from podium.single_controller.runtime.copies import carries_graph
 
 _AS_IT_IS = (type(None), bool, int, float, str)  # Ray carries these well, and `unpack` leaves them alone
-
 
 _WITH_BUFFERS = b"buffers:"
 """What a message begins with that holds its buffers; no pickle begins so."""
@@ -40,8 +39,6 @@ IN_MESSAGE_BYTES = 64 * 1024
 """Buffers of together more than this travel beside the message."""
 FEW = 64
 """A longer list of simple values is left to cloudpickle, which looks at it in C."""
-
-
 _ROWS, _ROWS_ARGUMENT = b"rows:", b"argument:"
 """What a message begins with that is a small batch, or a call with one as its only argument."""
 
@@ -145,14 +142,22 @@ def _small_rows(value: object) -> bytes | None:
 
     To look these up costs a rank, whose caches are cold, as much as the rows do.
     """
-    is_argument = type(value) is tuple and len(value) == 2 and type(value[0]) is tuple and len(value[0]) == 1 and value[1] == {}
+    is_argument = _is_one_argument(value)
     rows = value[0][0] if is_argument else value  # type: ignore[index]
     if type(rows) is not DataProto or not _is_plain(rows):
         return None
-    packed = wire.pack(rows.batch, buffers=True)
-    if not wire.agrees(packed) or wire.has_buffers(packed):
+    if not is_even(rows.batch) or any(column.nbytes > wire.IN_BAND_BYTES for column in rows.batch.values()):
         return None
+    packed = wire.pack(rows.batch, buffers=False)
     return (_ROWS_ARGUMENT if is_argument else _ROWS) + pickle.dumps((packed, rows.meta_info), protocol=5)
+
+
+def _is_one_argument(value: object) -> bool:
+    """Whether it looks like the (args, kwargs) of a call with one argument."""
+    if type(value) is not tuple or len(value) != 2:
+        return False
+    args, kwargs = value
+    return type(args) is tuple and len(args) == 1 and type(kwargs) is dict and not kwargs
 
 
 def _rows_in(message: bytes, *, shared: bool) -> Any:

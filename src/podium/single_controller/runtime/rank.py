@@ -8,9 +8,8 @@ import os
 import platform
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import wait
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, cast
 
@@ -90,18 +89,22 @@ def origin_here(context: RankContext, method: str) -> Origin:
     return Origin(context.group, method, context.rank, platform.node(), os.getpid())
 
 
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
+class torch_threads:  # noqa: N801 - a context manager, as a class since every call of every rank enters it
     """Use that many torch threads in the block; 0 leaves the setting alone."""
-    before = torch.get_num_threads()
-    if count in (0, before):
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+
+    __slots__ = ("_before", "_count")
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        if self._count not in (0, self._before):
+            torch.set_num_threads(self._count)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._count not in (0, self._before):
+            torch.set_num_threads(self._before)
 
 
 class _LoopThread:
