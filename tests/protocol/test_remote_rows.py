@@ -19,7 +19,8 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import DataProto, wire
 from podium.protocol import jagged as jg
-from podium.protocol.bodies import SMALL_BYTES, Body, Header, HeldBody, Kind, Read, chosen, parted
+from podium.protocol.bodies import SMALL_BYTES, Body, Header, HeldBody, Read, chosen, parted
+from podium.protocol.kinds import Kind
 from podium.protocol.remote_rows import RemoteRows
 from tests.protocol.builders import ragged, ragged_last
 

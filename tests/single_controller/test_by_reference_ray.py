@@ -16,7 +16,8 @@ import torch
 
 from podium.errors import DataError, GroupClosedError, WorkerError, WorkerLostError
 from podium.protocol import DataProto, jagged_from_rows
-from podium.protocol.bodies import bytes_of_columns, chosen
+from podium.protocol.bodies import chosen
+from podium.protocol.kinds import bytes_of_columns
 from podium.single_controller import (
     DataProtoFuture,
     Dispatch,

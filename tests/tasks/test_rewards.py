@@ -201,7 +201,7 @@ def test_processes_are_reused_and_hold_no_torch(tmp_path):
             "score",
             "got an unexpected keyword argument 'extra_info'",
         ),
-        ("def score(*, limit, **kwargs): return 1", "score", "missing a required argument: 'limit'"),
+        ("def score(*, limit, **kwargs): return 1", "score", "more by reward.kwargs): missing a required argument: 'limit'"),
         ("import no_such_module_1", "score", "ModuleNotFoundError: No module named 'no_such_module_1'"),
         ("import os\n1 / 0", "score", "failed: ZeroDivisionError: division by zero"),
         ("def score(:", "score", "SyntaxError"),

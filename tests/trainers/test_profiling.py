@@ -75,7 +75,9 @@ def test_a_run_leaves_the_trace_of_the_step_that_was_asked_for(tmp_path: Path):
     path = train(config).path
     assert [file.name for file in (path / "profile").iterdir()] == ["step-2-rank-0.json.gz"]
     events = json.loads(gzip.decompress((path / "profile" / "step-2-rank-0.json.gz").read_bytes()))["traceEvents"]
-    assert any("embedding" in event.get("name", "") for event in events)
+    names = {event.get("name", "") for event in events}
+    assert any("embedding" in name for name in names)
+    assert {"generate_sequences", "update_actor"} <= names
     assert "after" in json.loads((path / "report.json").read_text())  # in spite of a command that failed
 
 
@@ -90,8 +92,8 @@ def test_explain_says_what_is_recorded():
         ((*TORCH, "profiler.ranks=[1]"), "profiler.ranks: there is no rank 1, num_workers=1"),
         ((*TORCH, "profiler.ranks=[0]", "profiler.all_ranks=true"), "contradict each other"),
         (("profiler.tool=torch",), "profiler.tool=torch records nothing without profiler.steps"),
-        (("profiler.steps=[1]",), r"profiler.steps=\(1,\) has no effect without a profiler.tool"),
-        (("profiler.finish_command=ls",), "profiler.finish_command=ls has no effect"),
+        (("profiler.steps=[1]",), r"profiler.steps=\[1\] has no effect without a profiler.tool: .* at \[\]"),
+        (("profiler.finish_command=ls",), "profiler.finish_command=ls has no effect .* at null"),
     ],
 )
 def test_what_would_record_nothing_is_refused(overrides: tuple[str, ...], told: str):

@@ -7,6 +7,7 @@ import gc
 import gzip
 import inspect
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,27 @@ def test_one_profiler_of_a_process_runs_at_a_time(tmp_path: Path):
     first.start(profile_step=2)
     first.stop()
     assert files(tmp_path) == ["step-1-rank-0.json.gz", "step-2-rank-0.json.gz"]
+
+
+def test_without_a_folder_nothing_is_recorded(tmp_path: Path):
+    (tmp_path / "file").touch()
+    homeless, other = DistProfiler(0, config(tmp_path / "file" / "folder")), DistProfiler(0, config(tmp_path / "folder"))
+    with pytest.raises(ProfilerError, match=r"cannot make the folder profiler\.save_path: .*Not a directory"):
+        homeless.start(profile_step=1)
+    assert not homeless.is_running
+    other.start(profile_step=1)
+    other.stop()
+    assert files(tmp_path / "folder") == ["step-1-rank-0.json.gz"]
+
+
+def test_another_thread_cannot_stop_it_and_ends_nothing(tmp_path: Path):
+    profiler = DistProfiler(0, config(tmp_path))
+    profiler.start(profile_step=1)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ProfilerError, match="was started on another thread: it goes on"):
+        pool.submit(profiler.stop).result()
+    assert profiler.is_running
+    profiler.stop()
+    assert files(tmp_path) == ["step-1-rank-0.json.gz"]
 
 
 def test_a_worker_that_was_given_no_profiler_says_so():

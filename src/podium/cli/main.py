@@ -132,7 +132,7 @@ def explain(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Of a run: one JSON object on standard output.")] = False,
 ) -> None:
-    """Print the arithmetic of a run, and all its settings as YAML; of a run directory, the bytes that its last step moved."""
+    """Print a run's arithmetic and all its settings, as a YAML file; of a run directory, the bytes that its last step moved."""
     from podium.config import explain as explain_config
     from podium.config import to_yaml
 
@@ -146,8 +146,8 @@ def explain(
     if as_json:
         raise ConfigError(f"--json is for a run directory, which {source} is not; runs are folders such as runs/latest")
     config = read_source(source, overrides or [])
-    typer.echo("\n".join(explain_config(config)) + "\n")
-    typer.echo(to_yaml(config))
+    comments = "\n".join(f"# {line}" for line in explain_config(config))  # so that the output is a YAML file
+    typer.echo(f"{comments}\n\n{to_yaml(config)}", nl=False)
 
 
 def _is_folder(source: str) -> bool:

@@ -68,8 +68,9 @@ def _explain(config: RunConfig, task: Task) -> None:
     sizes = f"{len(task.train)} training, {len(task.validation)} validation, {len(task.held_out)} held-out problems"
     lines = [f"{sizes}; no {task.disjoint_by} is in two of them", *explain(config), threads_line(config)]
     for line in filter(None, lines):
-        console.print(line, highlight=False)
-    console.print("dry run: everything that can be checked beforehand is in order; nothing was started", highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
+    in_order = "dry run: everything that can be checked beforehand is in order; nothing was started"
+    console.print(in_order, highlight=False, soft_wrap=True)
 
 
 def _train(config: RunConfig, directory: RunDirectory, task: Task) -> None:

@@ -7,29 +7,27 @@ implements; `RemoteRows` are rows of bodies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
-from podium.protocol import memory, wire
-from podium.protocol.columns import ObjectColumn, object_column
+from podium.protocol import memory
 from podium.protocol.data_proto import DataProto
+from podium.protocol.kinds import Kind, about_bytes, tensor_bytes
 from podium.protocol.row_moves import map_values
 
 SMALL_BYTES = 64 * 1024
 """A dense column, or one of objects, of a rank's result up to this size comes with the header."""
 OURS = ("<numbers ", "<lengths ")
 """What the names begin with of columns that `RemoteRows` adds to a user's."""
-SAMPLED_ROWS = 64
-"""So many objects of a column are looked at to tell about how large it is."""
+
 
 Read: TypeAlias = Callable[[], DataProto]
 
@@ -136,55 +134,6 @@ def private(rows: DataProto) -> DataProto:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What is known of a column that lies elsewhere."""
-
-    dtype: str
-    """Torch's name of it; empty for a column of objects."""
-    row_shape: tuple[int, ...] = ()
-    """The shape of a row of a dense column, or of a value of a jagged one."""
-    ragged_dim: int = 0
-    """Which dim of the column is ragged; 0 for a dense one."""
-    object_bytes: int = field(default=0, compare=False)
-    """About how many bytes a row of objects has."""
-
-    @classmethod
-    def of(cls, column: Tensor | ObjectColumn) -> Kind:
-        if isinstance(column, np.ndarray):
-            return cls("", object_bytes=-(-_about_bytes(column) // max(1, len(column))))
-        name = str(column.dtype).removeprefix("torch.")
-        if jg.is_jagged(column):
-            return cls(name, tuple(jg.parts(column)[0].shape[1:]), jg.ragged_dim(column))
-        return cls(name, tuple(column.shape[1:]))
-
-    @property
-    def is_object(self) -> bool:
-        return not self.dtype
-
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of a row of a dense column, of a value of a jagged one; about as many as a row of objects has."""
-        if self.is_object:
-            return self.object_bytes
-        return int(np.prod(self.row_shape, dtype=np.int64)) * wire.dtype_of(self.dtype).itemsize
-
-    def empty(self) -> Tensor | ObjectColumn:
-        """A column of this kind and no rows."""
-        if self.is_object:
-            return object_column([])
-        values = torch.empty((0, *self.row_shape), dtype=wire.dtype_of(self.dtype))
-        return jg.jagged(values, torch.zeros(1, dtype=torch.int64), self.ragged_dim) if self.ragged_dim else values
-
-    def __str__(self) -> str:
-        if self.is_object:
-            return "objects"
-        shape: list[int | str] = list(self.row_shape)
-        if self.ragged_dim:
-            shape.insert(self.ragged_dim - 1, "*")
-        return f"{self.dtype}[{', '.join(['B', *map(str, shape)])}]"
-
-
-@dataclass(frozen=True)
 class Header:
     """What travels of a result whose body stays."""
 
@@ -198,13 +147,19 @@ class Header:
     is_tensordict: bool = False
     """Whether the result was a TensorDict."""
 
+    @property
+    def body_bytes(self) -> int:
+        """About how many bytes the body has."""
+        values = {key: int(self.lengths[key].sum()) if key in self.lengths else self.num_rows for key in self.kinds}
+        return sum(values[key] * kind.value_bytes for key, kind in self.kinds.items())
+
 
 def parted(rows: DataProto, *, is_tensordict: bool = False) -> tuple[Header, DataProto]:
     """A result as a header and the columns of its body, which may be none. Jagged columns always stay, whatever their size."""
     rows.check_consistency()
     check_names(rows)
     tensors = {key: column for key, column in rows.batch.items() if _stays(column)}
-    objects = {key: column for key, column in rows.non_tensor_batch.items() if _about_bytes(column) > SMALL_BYTES}
+    objects = {key: column for key, column in rows.non_tensor_batch.items() if about_bytes(column) > SMALL_BYTES}
     here = rows.select(
         [key for key in rows.batch if key not in tensors], [key for key in rows.non_tensor_batch if key not in objects]
     )
@@ -232,45 +187,4 @@ def check_not_ours(name: str) -> None:
 
 
 def _stays(column: Tensor) -> bool:
-    return jg.is_jagged(column) or column.numel() * column.itemsize > SMALL_BYTES
-
-
-def _about_bytes(column: ObjectColumn) -> int:
-    """About how many bytes a column of objects has, by looking at some of them."""
-    step = max(1, len(column) // SAMPLED_ROWS)
-    return step * sum(_object_bytes(value) for value in column[::step])
-
-
-def _object_bytes(value: Any, depth: int = 3) -> int:
-    if isinstance(value, str | bytes | bytearray):
-        return len(value)
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, Tensor):
-        return value.numel() * value.itemsize
-    if depth and isinstance(value, list | tuple | set):
-        return sum(_object_bytes(item, depth - 1) for item in value)
-    if depth and isinstance(value, Mapping):
-        return sum(_object_bytes(key, depth - 1) + _object_bytes(item, depth - 1) for key, item in value.items())
-    return 8
-
-
-def bytes_of_columns(rows: DataProto) -> dict[str, int]:
-    """How many bytes each column has; of objects, about how many."""
-    tensors = {key: _tensor_bytes(column) for key, column in rows.batch.items()}
-    return tensors | {key: _about_bytes(column) for key, column in rows.non_tensor_batch.items()}
-
-
-def _tensor_bytes(column: Tensor) -> int:
-    values = jg.parts(column)[0] if jg.is_jagged(column) else column
-    return values.numel() * values.itemsize
-
-
-def check_same_kind(key: str, kinds: Sequence[Kind]) -> Kind:
-    """The kind that all parts' columns have; objects are as large as the largest part's. DataError where they differ."""
-    if len(set(kinds)) > 1:
-        if len({(kind.dtype, kind.ragged_dim) for kind in kinds}) == 1 and not kinds[0].ragged_dim:
-            shapes = sorted({kind.row_shape for kind in kinds})
-            raise DataError(f"concat: rows of column {key!r} have different shapes: {shapes}; make it jagged")
-        raise DataError(f"concat: column {key!r} differs between parts: {', '.join(map(str, kinds))}")
-    return max(kinds, key=lambda kind: kind.object_bytes)
+    return jg.is_jagged(column) or tensor_bytes(column) > SMALL_BYTES

@@ -22,22 +22,12 @@ from podium.protocol import jagged as jg
 from podium.protocol import joining
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
-from podium.protocol.bodies import (
-    OURS,
-    Body,
-    Header,
-    HeldBody,
-    Kind,
-    Source,
-    bytes_of_columns,
-    check_names,
-    check_not_ours,
-    check_same_kind,
-)
+from podium.protocol.bodies import OURS, Body, Header, HeldBody, Source, check_names, check_not_ours
 from podium.protocol.columns import ObjectColumn
 from podium.protocol.data_proto import DataProto
 from podium.protocol.guard import shared
 from podium.protocol.indexing import LastBatch, RowIndex
+from podium.protocol.kinds import Kind, bytes_of_columns, check_same_kind
 from podium.protocol.merging import MetaPolicy
 from podium.protocol.row_moves import map_values
 

@@ -21,7 +21,7 @@ from podium.single_controller.dispatch import (
     register_dispatch_mode,
     update_dispatch_mode,
 )
-from podium.single_controller.futures import DataProtoFuture, FutureList, GroupFuture
+from podium.single_controller.futures import FutureList, GroupFuture
 from podium.single_controller.group_call import GroupCall
 from podium.single_controller.init import Init
 from podium.single_controller.life import State
@@ -35,6 +35,7 @@ from podium.single_controller.resource_pool import (
     merge_resource_pool,
     split_resource_pool,
 )
+from podium.single_controller.row_futures import DataProtoFuture
 from podium.single_controller.runtime import CAPABILITIES, Capabilities
 from podium.single_controller.status import CallStatus, GroupStatus
 from podium.single_controller.traffic import Traffic, recorded_traffic

@@ -13,12 +13,13 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 from podium.errors import DataError, DispatchError
 from podium.single_controller.crew import Crew
 from podium.single_controller.dispatch import Copy, Ranks, SentArguments, collect, dispatch, is_built_in, route_of
-from podium.single_controller.futures import DataProtoFuture, FutureList, GroupFuture, Settling, is_future
+from podium.single_controller.futures import FutureList, GroupFuture, Settling, is_future
 from podium.single_controller.modes import BatchMode, Execute, ListMode
 from podium.single_controller.outbox import Deferred
 from podium.single_controller.pending_call import PendingCall
 from podium.single_controller.registration import Registration
 from podium.single_controller.row_checks import check_reads, check_writes
+from podium.single_controller.row_futures import DataProtoFuture
 from podium.single_controller.runtime.base import RankCall, Reply
 from podium.single_controller.traffic import recording
 

@@ -160,7 +160,8 @@ def _check_signature(function: RewardFunction, spec: FunctionSpec) -> None:
     except TypeError as exc:
         wanted = ", ".join((*ARGUMENTS, *spec.kwargs))
         raise ConfigError(
-            f"reward.function: {spec.name}{signature} cannot be called with the keyword arguments ({wanted}): {exc}"
+            f"reward.function: {spec.name}{signature} cannot be called with the keyword arguments ({wanted}; more by "
+            f"reward.kwargs): {exc}"
         ) from exc
 
 

@@ -115,6 +115,7 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
             *("response", "sample_index", "weight_version", "finish_reason"),
         ],
     )
+    @DistProfiler.annotate()
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Responses to `prompts` [B, *], `sampling.n` rows a prompt, interleaved; see `BaseRollout.generate` for the columns.
 
@@ -130,6 +131,7 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
         return rows
 
     @register(dispatch_mode=ACTOR_MESH, by_reference=True, reads=["input_ids", "responses"], writes=["old_log_probs"])
+    @DistProfiler.annotate()
     def compute_log_prob(self, batch: DataProto) -> DataProto:
         """The actor's log-probs of the responses: jagged `old_log_probs` [B, *] float32, or float64 for a model in float64.
 
@@ -144,6 +146,7 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
         return rows
 
     @register(dispatch_mode=REF_MESH, by_reference=True, reads=["input_ids", "responses"], writes=["ref_log_prob"])
+    @DistProfiler.annotate()
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         """The reference's log-probs of the responses: jagged `ref_log_prob` [B, *] float32, or float64 for a model in float64."""
         return self.ref.infer_batch(batch).rename("log_probs", "ref_log_prob")
@@ -153,6 +156,7 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
         reads=["input_ids", "responses", "response_mask", "old_log_probs", "advantages", "mini_batch"],
         writes=[],
     )
+    @DistProfiler.annotate()
     def update_actor(self, batch: DataProto) -> DataProto:
         """Epochs times mini-batches of policy updates; see `TrainingWorker.train_mini_batch`."""
         return self.actor.train_mini_batch(batch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import subprocess
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -60,6 +61,7 @@ class DistProfiler:
             self._tool = build_tool(self.config.tool, self.config.tool_config if tool_config is None else tool_config)
         self._num_started = 0
         self._name = self._role = ""
+        self._thread = 0
 
     @property
     def is_enabled(self) -> bool:
@@ -72,7 +74,10 @@ class DistProfiler:
         return DistProfiler._running() is self
 
     def start(self, role: str = "", profile_step: int | None = None) -> None:
-        """Begin to record; the file is named after the step, or counted. ProfilerError where one runs in this process already."""
+        """Begin to record; the file is named after the step, or counted.
+
+        ProfilerError where one runs in this process already, and where there can be no folder `config.save_path`.
+        """
         if self._tool is None:
             return
         if (other := DistProfiler._running()) is not None:
@@ -80,10 +85,12 @@ class DistProfiler:
                 f"rank {self.rank} cannot be profiled: in its process the profiler of rank {other.rank} runs. Groups that share "
                 "processes are profiled through one of them, ranks that share one (runtime inline) one at a time"
             )
+        self._make_folder()  # before anything is recorded: what is not stopped goes on recording
         self._num_started += 1
         stretch = f"step-{profile_step}" if profile_step is not None else f"part-{self._num_started}"
         self._name, self._role = f"{self._prefix}{stretch}-rank-{self.rank}", role
         self._tool.start()
+        self._thread = threading.get_ident()
         DistProfiler._running = weakref.ref(self)
 
     def step(self) -> None:
@@ -94,15 +101,17 @@ class DistProfiler:
     def stop(self, *, run_command: bool = False) -> None:
         """Write the file into `config.save_path`, then run the finish command if it is asked for.
 
-        ProfilerError where none was started, and where the command fails: the file is written all the same.
+        ProfilerError where none was started, on another thread than the one that started it, which torch's profiler does not
+        survive, and where the command fails: the file is written all the same.
         """
         if self._tool is None:
             return
         if not self.is_running:
             raise ProfilerError(f"no profile runs on rank {self.rank}: start_profile() comes before stop_profile()")
+        if threading.get_ident() != self._thread:
+            raise ProfilerError(f"the profile of rank {self.rank} was started on another thread: it goes on, stop it on that one")
         DistProfiler._running = _nobody
-        folder = Path(self.config.save_path).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self._make_folder()
         self._tool.stop(folder / self._name)
         if run_command and self.config.finish_command is not None:
             self._finish(self.config.finish_command, folder)
@@ -145,6 +154,16 @@ class DistProfiler:
             return cast(F, called)
 
         return decorate
+
+    def _make_folder(self) -> Path:
+        folder = Path(self.config.save_path).absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ProfilerError(
+                f"rank {self.rank} cannot make the folder profiler.save_path: {error}; give another"
+            ) from error
+        return folder
 
     def _finish(self, command: str, folder: Path) -> None:
         told = {"SAVE_PATH": folder, "TOOL": self.config.tool, "RANK": self.rank, "PID": os.getpid(), "ROLE": self._role}

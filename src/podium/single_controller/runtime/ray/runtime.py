@@ -74,7 +74,7 @@ from podium.single_controller.runtime.ray.finding import named_actor, names_with
 from podium.single_controller.runtime.ray.looking import testimony_by_node
 from podium.single_controller.runtime.ray.order import OWNER, Lines
 from podium.single_controller.runtime.ray.sending import Sent, packed_arguments
-from podium.single_controller.runtime.ray.store import RayBody
+from podium.single_controller.runtime.ray.store import body_of
 
 SHUT_DOWN = "the Ray session that the ranks were started in was shut down: make the group anew"
 ASYNC_CALLS = 10_000
@@ -303,8 +303,7 @@ class RayRuntime(Runtime):
             found = _unpacked(ticket, value)
             if not isinstance(found, Header):
                 return Answer(found)
-            node_id = self._places[rank].node_id
-            return Answer(RemoteRows.of(found, RayBody(ticket.body, node_id, found.num_rows, len(found.kinds), self._session)))
+            return Answer(RemoteRows.of(found, body_of(found, ticket.body, self._places[rank].node_id, self._session)))
         except Exception as error:  # whatever a foreign class does when it is unpickled
             message = f"the rank's result could not be read here: {type(error).__name__}: {error}"
             return WorkerError(self._origin(rank, ticket), cause_type="DataError", cause_message=message, remote_traceback="")

@@ -19,11 +19,14 @@ from torch import Tensor
 
 from podium.errors import DataError, GroupClosedError
 from podium.protocol import DataProto
-from podium.protocol.bodies import Body, Read, chosen, is_run, private
+from podium.protocol.bodies import Body, Header, Read, chosen, is_run, private
 from podium.protocol.remote_rows import RemoteRows
 from podium.single_controller.runtime.payload import Envelope, unpack
 from podium.single_controller.runtime.ray.cluster import here, session
 
+SMALL_BYTES = 64 * 1024
+"""To start a task on another node, which cuts rows out, costs more than to fetch a body of this size; and below 100 KiB Ray
+keeps a call's result in the process of its caller."""
 READ_TIMEOUT_S = 600.0
 """How long rows may take to arrive: no network of a cluster needs so long for what fits into a node's store."""
 
@@ -36,6 +39,8 @@ class RayBody:
     node_id: str
     num_rows: int
     num_columns: int
+    is_small: bool
+    """Whether it is fetched whole wherever it is: Ray keeps small objects with their owner."""
     session: str
     """The connection to the cluster by which this process knows the reference."""
 
@@ -46,7 +51,7 @@ class RayBody:
 
     def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
         self.check_session()
-        if self.node_id == here() or (len(rows) == self.num_rows and len(keys) == self.num_columns):
+        if self.is_small or self.node_id == here() or (len(rows) == self.num_rows and len(keys) == self.num_columns):
             return lambda: chosen(_columns(self._await(self.ref), keys), keys, rows)
         there = NodeAffinitySchedulingStrategy(self.node_id, soft=True)
         part = _cut_out.options(scheduling_strategy=there).remote(self.ref, list(keys), rows)
@@ -71,9 +76,15 @@ class BodyAt:
     node_id: str
     num_rows: int
     num_columns: int
+    is_small: bool
 
     def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
         raise DataError("rows in a message are read after it has landed")
+
+
+def body_of(header: Header, ref: Any, node_id: str, session: str) -> RayBody:
+    """The body that belongs to a header, on the node of the rank that sent it."""
+    return RayBody(ref, node_id, header.num_rows, len(header.kinds), header.body_bytes <= SMALL_BYTES, session)
 
 
 def left_behind(body: DataProto) -> Envelope | None:
@@ -108,7 +119,7 @@ def shipped(argument: Any, refs: list[Any], *, zero_copy: bool) -> Any:
         body.check_session()
         if body.ref not in refs:
             refs.append(body.ref)
-        return BodyAt(refs.index(body.ref), body.node_id, body.num_rows, body.num_columns)
+        return BodyAt(refs.index(body.ref), body.node_id, body.num_rows, body.num_columns, body.is_small)
 
     return Parcel(rows.with_bodies(named), zero_copy)
 
@@ -122,7 +133,7 @@ def landed(argument: Any, refs: Sequence[Any]) -> Any:
     def found(body: Body) -> Body:
         if not isinstance(body, BodyAt):
             return body
-        return RayBody(refs[body.number], body.node_id, body.num_rows, body.num_columns, mine)
+        return RayBody(refs[body.number], body.node_id, body.num_rows, body.num_columns, body.is_small, mine)
 
     return argument.rows.with_bodies(found).landed(zero_copy=argument.zero_copy)
 

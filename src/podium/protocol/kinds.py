@@ -1,0 +1,111 @@
+"""What is known of a column without having it: its dtype and the shape of its rows, and about how many bytes it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from podium.errors import DataError
+from podium.protocol import jagged as jg
+from podium.protocol import wire
+from podium.protocol.columns import ObjectColumn, object_column
+from podium.protocol.data_proto import DataProto
+
+SAMPLED_ROWS = 64
+"""So many objects of a column are looked at to tell about how large it is."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of a column that lies elsewhere."""
+
+    dtype: str
+    """Torch's name of it; empty for a column of objects."""
+    row_shape: tuple[int, ...] = ()
+    """The shape of a row of a dense column, or of a value of a jagged one."""
+    ragged_dim: int = 0
+    """Which dim of the column is ragged; 0 for a dense one."""
+    object_bytes: int = field(default=0, compare=False)
+    """About how many bytes a row of objects has."""
+
+    @classmethod
+    def of(cls, column: Tensor | ObjectColumn) -> Kind:
+        if isinstance(column, np.ndarray):
+            return cls("", object_bytes=-(-about_bytes(column) // max(1, len(column))))
+        name = str(column.dtype).removeprefix("torch.")
+        if jg.is_jagged(column):
+            return cls(name, tuple(jg.parts(column)[0].shape[1:]), jg.ragged_dim(column))
+        return cls(name, tuple(column.shape[1:]))
+
+    @property
+    def is_object(self) -> bool:
+        return not self.dtype
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a row of a dense column, of a value of a jagged one; about as many as a row of objects has."""
+        if self.is_object:
+            return self.object_bytes
+        return int(np.prod(self.row_shape, dtype=np.int64)) * wire.dtype_of(self.dtype).itemsize
+
+    def empty(self) -> Tensor | ObjectColumn:
+        """A column of this kind and no rows."""
+        if self.is_object:
+            return object_column([])
+        values = torch.empty((0, *self.row_shape), dtype=wire.dtype_of(self.dtype))
+        return jg.jagged(values, torch.zeros(1, dtype=torch.int64), self.ragged_dim) if self.ragged_dim else values
+
+    def __str__(self) -> str:
+        if self.is_object:
+            return "objects"
+        shape: list[int | str] = list(self.row_shape)
+        if self.ragged_dim:
+            shape.insert(self.ragged_dim - 1, "*")
+        return f"{self.dtype}[{', '.join(['B', *map(str, shape)])}]"
+
+
+def check_same_kind(key: str, kinds: Sequence[Kind]) -> Kind:
+    """The kind that all parts' columns have; objects are as large as the largest part's. DataError where they differ."""
+    if len(set(kinds)) > 1:
+        if len({(kind.dtype, kind.ragged_dim) for kind in kinds}) == 1 and not kinds[0].ragged_dim:
+            shapes = sorted({kind.row_shape for kind in kinds})
+            raise DataError(f"concat: rows of column {key!r} have different shapes: {shapes}; make it jagged")
+        raise DataError(f"concat: column {key!r} differs between parts: {', '.join(map(str, kinds))}")
+    return max(kinds, key=lambda kind: kind.object_bytes)
+
+
+def bytes_of_columns(rows: DataProto) -> dict[str, int]:
+    """How many bytes each column has; of objects, about how many."""
+    tensors = {key: tensor_bytes(column) for key, column in rows.batch.items()}
+    return tensors | {key: about_bytes(column) for key, column in rows.non_tensor_batch.items()}
+
+
+def tensor_bytes(column: Tensor) -> int:
+    """Bytes of the values of a tensor column."""
+    values = jg.parts(column)[0] if jg.is_jagged(column) else column
+    return values.numel() * values.itemsize
+
+
+def about_bytes(column: ObjectColumn) -> int:
+    """About how many bytes a column of objects has, by looking at some of them."""
+    step = max(1, len(column) // SAMPLED_ROWS)
+    return step * sum(_object_bytes(value) for value in column[::step])
+
+
+def _object_bytes(value: Any, depth: int = 3) -> int:
+    if isinstance(value, str | bytes | bytearray):
+        return len(value)
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, Tensor):
+        return value.numel() * value.itemsize
+    if depth and isinstance(value, list | tuple | set):
+        return sum(_object_bytes(item, depth - 1) for item in value)
+    if depth and isinstance(value, Mapping):
+        return sum(_object_bytes(key, depth - 1) + _object_bytes(item, depth - 1) for key, item in value.items())
+    return 8
