@@ -174,7 +174,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("spell_bakward", ["spell_backward", "chain_sum"])
     "; did you mean 'spell_backward'?"
     """
-    match = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    match = get_close_matches(str(word), list(map(str, known)), n=1, cutoff=0.6)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 

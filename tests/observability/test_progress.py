@@ -65,6 +65,17 @@ def test_a_slow_step_is_written_when_it_ends_and_what_begins_is_announced() -> N
         ]
 
 
+def test_before_the_first_phase_no_steps_are_counted() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out), clock=Clock()):
+        pass
+    assert lines_of(out) == ["[00:00] starting"]
+    terminal = io.StringIO()
+    with Progress(Console(file=terminal, force_terminal=True, width=100), clock=Clock()) as progress:
+        progress.announce("starting 2 Ray worker(s)")
+    assert "0/0" not in terminal.getvalue()
+
+
 def test_metrics_stay_until_reported_again() -> None:
     out, clock = io.StringIO(), Clock()
     with Progress(Console(file=out), clock=clock) as progress:

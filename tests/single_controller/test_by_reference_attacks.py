@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from podium.single_controller import (
     ResourcePool,
     Worker,
     WorkerGroup,
+    recorded_traffic,
     register,
     update_dispatch_mode,
 )
@@ -26,6 +28,13 @@ from podium.single_controller.dispatch import dispatch_dp_compute_data_proto, ge
 
 WIDE = 32 * 1024
 """Values of a row of a column that stays."""
+
+
+@dataclass
+class Holder:
+    """An object of which only a look inside tells how large it is."""
+
+    values: Tensor
 
 
 class Maker(Worker):
@@ -46,6 +55,11 @@ class Maker(Worker):
     @register(Dispatch.DP_COMPUTE_PROTO, by_reference=True)
     def named(self, rows: DataProto, name: str, width: int) -> DataProto:
         return DataProto({name: torch.zeros(len(rows), width), "x": rows.batch["x"]})
+
+    @register(Dispatch.DP_COMPUTE_PROTO, by_reference=True)
+    def objects(self, rows: DataProto, held: str) -> DataProto:
+        values = [torch.zeros(1, WIDE) for _ in rows]
+        return DataProto({}, {"o": [DataProto({"w": value}) if held == "rows" else Holder(value) for value in values]})
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def echo(self, rows: DataProto) -> DataProto:
@@ -112,6 +126,24 @@ def test_a_column_with_a_name_of_ours_is_refused_and_not_lost(group: WorkerGroup
         with pytest.raises(DataError, match="names that begin so are Podium's own"):
             stays.rename(column, name)
     assert group.named(rows(4), name[1:], 1).column_names() == {name[1:], "x"}
+
+
+def test_a_name_that_is_no_text_is_refused(group: WorkerGroup[Any]):
+    for width in (1, WIDE):
+        with pytest.raises(WorkerError, match="column 1: of rows that stay, the name of a column is text, got int"):
+            group.named(rows(4), 1, width)
+    with pytest.raises(DataError, match="column 2: of rows that stay, the name of a column is text, got int"):
+        group.stays(rows(4)).rename(["x"], [2])  # type: ignore[list-item]
+    with pytest.raises(DataError, match=r"column \('a', 'b'\): of rows that stay, the name of a column is text, got tuple"):
+        group.stays(rows(4)).union(DataProto({}, {("a", "b"): [0, 1, 2, 3]}))  # type: ignore[dict-item]
+
+
+def test_objects_that_hold_rows_or_tensors_stay_as_columns_of_them_would(group: WorkerGroup[Any]):
+    for held in ("rows", "dataclass"):
+        with recorded_traffic() as traffic:
+            stays = group.objects(rows(4), held)
+        assert traffic.counted()["objects", "stayed", "o"] == 4 * 4 * WIDE
+        assert [type(value) for value in stays.get().non_tensor_batch["o"]] == [DataProto if held == "rows" else Holder] * 4
 
 
 def test_no_name_becomes_that_of_two_columns(group: WorkerGroup[Any]):

@@ -50,6 +50,10 @@ class View:
     run_started_s: float = 0.0
     phase_started_s: float = 0.0
 
+    def count(self) -> str:
+        """Steps done of those of the phase; empty while there is none."""
+        return f"{self.step}/{self.total_steps}" if self.total_steps else ""
+
     def figures(self) -> dict[str, str]:
         """What was reported of `SHOWN`, formatted."""
         return {label: format(self.metrics[name], spec) for label, (name, spec) in SHOWN.items() if name in self.metrics}
@@ -179,7 +183,7 @@ class LineDisplay:
 
     def busy(self, view: View) -> None:
         if view.activity and self._clock() - self._last_s >= self._interval_s:
-            self._print(view, f"{view.phase} {view.step}/{view.total_steps} | now {view.activity}")
+            self._print(view, f"{view.phase} {view.count()}".rstrip() + f" | now {view.activity}")
 
     def announce(self, view: View, text: str) -> None:
         self._print(view, text)
@@ -189,7 +193,7 @@ class LineDisplay:
 
     def _write(self, view: View) -> None:
         self._last_step_s = self._clock()
-        parts = [f"{view.phase} {view.step}/{view.total_steps}"]
+        parts = [f"{view.phase} {view.count()}".rstrip()]
         parts += [f"{label} {value}" for label, value in view.figures().items()]
         parts += [timings] if (timings := view.timings()) else []
         line = " | ".join(parts)
@@ -206,7 +210,7 @@ class LineDisplay:
 def _bar(view: View) -> RenderableType:
     row = Table.grid(padding=(0, 2))
     bar = ProgressBar(total=max(view.total_steps, 1), completed=view.step, width=32)
-    row.add_row(Text(view.phase, style="bold"), bar, f"{view.step}/{view.total_steps}", Text(view.activity or "", style="cyan"))
+    row.add_row(Text(view.phase, style="bold"), bar, view.count(), Text(view.activity or "", style="cyan"))
     return row
 
 

@@ -171,18 +171,20 @@ def parted(rows: DataProto, *, is_tensordict: bool = False) -> tuple[Header, Dat
 
 
 def check_names(rows: DataProto) -> None:
-    """DataError where a name cannot be that of a column of rows that stay: our own, or that of two columns."""
-    for key in rows.batch:
-        check_not_ours(key)
-        if key in rows.non_tensor_batch:
-            raise DataError(
-                f"column {key!r} is both a tensor column and an object column; of rows that stay, each name is one column"
-            )
+    """DataError where a name cannot be that of a column of rows that stay: no text, our own, or that of two columns."""
+    for key in (*rows.batch, *rows.non_tensor_batch):
+        check_name(key)
+    for key in rows.batch.keys() & rows.non_tensor_batch.keys():
+        raise DataError(
+            f"column {key!r} is both a tensor column and an object column; of rows that stay, each name is one column"
+        )
 
 
-def check_not_ours(name: str) -> None:
-    """DataError for a name of `OURS`."""
-    if isinstance(name, str) and name.startswith(OURS):
+def check_name(name: object) -> None:
+    """DataError for what is no text, and for a name of `OURS`."""
+    if not isinstance(name, str):
+        raise DataError(f"column {name!r}: of rows that stay, the name of a column is text, got {type(name).__name__}")
+    if name.startswith(OURS):
         raise DataError(f"column {name!r}: of rows that stay, names that begin so are Podium's own; give it another name")
 
 

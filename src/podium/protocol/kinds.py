@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,10 @@ def _object_bytes(value: Any, depth: int = 3) -> int:
         return value.nbytes
     if isinstance(value, Tensor):
         return value.numel() * value.itemsize
+    if isinstance(value, DataProto):
+        return sum(bytes_of_columns(value).values())
+    if depth and is_dataclass(value) and not isinstance(value, type):
+        return sum(_object_bytes(getattr(value, part.name, None), depth - 1) for part in fields(value))
     if depth and isinstance(value, list | tuple | set):
         return sum(_object_bytes(item, depth - 1) for item in value)
     if depth and isinstance(value, Mapping):

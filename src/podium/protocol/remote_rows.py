@@ -22,7 +22,7 @@ from podium.protocol import jagged as jg
 from podium.protocol import joining
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
-from podium.protocol.bodies import OURS, Body, Header, HeldBody, Source, check_names, check_not_ours
+from podium.protocol.bodies import OURS, Body, Header, HeldBody, Source, check_name, check_names
 from podium.protocol.columns import ObjectColumn
 from podium.protocol.data_proto import DataProto
 from podium.protocol.guard import shared
@@ -206,7 +206,7 @@ class RemoteRows:
     def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
         """The same rows, some tensor columns under other names, as `DataProto.rename`; an object column has none of these."""
         for name in [new_keys] if isinstance(new_keys, str) else new_keys:
-            check_not_ours(name)
+            check_name(name)
             if name in self.column_names() and self._is_object(name):
                 raise DataError(f"object column {name!r} exists already; drop it before another gets its name")
         every = {key: torch.empty(0) for key in (*self._local_tensors(), *_of_kind(self._away, is_object=False))}

@@ -160,9 +160,7 @@ class DistProfiler:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ProfilerError(
-                f"rank {self.rank} cannot make the folder profiler.save_path: {error}; give another"
-            ) from error
+            raise ProfilerError(f"rank {self.rank} cannot make the folder profiler.save_path: {error}; give another") from error
         return folder
 
     def _finish(self, command: str, folder: Path) -> None:
