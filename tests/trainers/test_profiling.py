@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from podium.config import ProfilerConfig, RunConfig, check, explain
 from podium.errors import ConfigError
 from podium.single_controller import Dispatch, ResourcePool, Worker, WorkerGroup, create_colocated_worker_cls, register
+from podium.trainers.preflight import prepare
 from podium.trainers.profiling import StepProfiler
 from tests.trainers.builders import small_config, train
 
@@ -99,3 +101,11 @@ def test_explain_says_what_is_recorded():
 def test_what_would_record_nothing_is_refused(overrides: tuple[str, ...], told: str):
     with pytest.raises(ConfigError, match=told):
         check(two_steps(*overrides))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_tool_that_needs_a_gpu_is_refused_before_anything_starts(tmp_path: Path):
+    config = two_steps("profiler.tool=nsys", "profiler.steps=[2]", f"run_root={tmp_path}")
+    with pytest.raises(ConfigError, match="nsys.*CUDA"):
+        prepare(config)
+    assert list(tmp_path.iterdir()) == []

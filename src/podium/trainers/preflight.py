@@ -16,6 +16,7 @@ from podium.models import check_model_path, load_model_config, load_tokenizer
 from podium.tasks import Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
 from podium.trainers.chain import check_chain, ppo_links
 from podium.trainers.paths import anchored
+from podium.workers import DistProfiler
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) 
     check(config, is_trained=is_trained)
     if is_trained:
         check_chain(ppo_links(config))
+        if config.runtime_name == "inline":  # elsewhere the ranks may have the GPU that a tool needs
+            DistProfiler(0, config.profiler)
     config = anchored(config)
     check_model_path(config.model)
     model_config = load_model_config(config.model).get_text_config()
