@@ -55,6 +55,7 @@ def test_the_page_runs(runtime: str, tmp_path: Path):
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_type_checkers_see_what_the_page_says(tmp_path: Path):
     pytest.importorskip("mypy")

@@ -125,6 +125,7 @@ def test_a_resumed_run_takes_overrides_and_names_edits(tmp_path):
     assert "Traceback" not in edited.stderr
 
 
+@pytest.mark.slow
 def test_a_written_out_recipe_trains_and_eval_agrees_with_the_report(tmp_path):
     overrides = [*SMALL, "warmup.steps=20", "trainer.total_steps=1", f"run_root={tmp_path}/runs"]
     explained = podium("explain", "spell_backward", *overrides)

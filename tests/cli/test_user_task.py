@@ -31,6 +31,7 @@ def example(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_runs(example):
     commands = [line.split("#")[0].split() for line in BLOCKS["run"].splitlines()]
     assert [command[0] for command in commands] == ["python", "podium", "podium", "podium"]

@@ -78,7 +78,9 @@ def test_losses_gradients_and_weights_equal_one_workers(tmp_path, engine):
         assert not torch.equal(one, fresh[name]), name
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow), pytest.param(2, 2, marks=pytest.mark.slow)]
+)
 def test_a_checkpoint_continues_on_another_number_of_workers(tmp_path, before, after):
     """Field report J7: saved with 2 ranks, loaded with 1, and the other way round."""
     with group(before) as source:

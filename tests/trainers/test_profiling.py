@@ -106,6 +106,6 @@ def test_what_would_record_nothing_is_refused(overrides: tuple[str, ...], told: 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_tool_that_needs_a_gpu_is_refused_before_anything_starts(tmp_path: Path):
     config = two_steps("profiler.tool=nsys", "profiler.steps=[2]", f"run_root={tmp_path}")
-    with pytest.raises(ConfigError, match="nsys.*CUDA"):
+    with pytest.raises(ConfigError, match=r"nsys.*CUDA"):
         prepare(config)
     assert list(tmp_path.iterdir()) == []

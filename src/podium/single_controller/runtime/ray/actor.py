@@ -107,7 +107,11 @@ class RankActor:
     def _podium_call(self, role: str | None, name: str, reply: Reply, packed: Packed, bodies: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = self._podium_arguments(role, name, packed, bodies, args, kwargs)
         method = partial(call_method, self, role, name)
-        return self._podium_reply(self._podium_run(role, name, method, args, kwargs), reply)
+        result = self._podium_run(role, name, method, args, kwargs)
+        try:
+            return self._podium_reply(result, reply)
+        except Exception as error:  # whatever a foreign class does when it is pickled
+            raise _with_account(self._rank_context, called_as(role, name), error) from None
 
     def _podium_reply(self, result: Any, reply: Reply) -> Any:
         if reply is Reply.NOTHING:
