@@ -8,7 +8,6 @@ built by a call, so that a constructor's failure is told like any other, and aft
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 import os
 import socket
@@ -35,7 +34,8 @@ from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
 from podium.single_controller.runtime.copies import detached, detached_copy
 from podium.single_controller.runtime.payload import HoldsReference, Packed, pack, unpack
 from podium.single_controller.runtime.rank import call_method, called_as, method_of, run_as_rank, worker_error
-from podium.single_controller.runtime.ray.order import Order, Turns
+from podium.single_controller.runtime.ray.message import EMPTY, Message
+from podium.single_controller.runtime.ray.order import Turns
 from podium.single_controller.runtime.ray.store import landed, left_behind
 from podium.single_controller.runtime.witness import Witness, leave_traces
 
@@ -104,10 +104,9 @@ class RankActor:
         args, kwargs = unpack(packed)
         self._podium_run(None, CONSTRUCTOR, cast(Any, super()).__init__, args, kwargs)
 
-    def _podium_call(self, role: str | None, name: str, reply: Reply, packed: Packed, bodies: Any, args: Any, kwargs: Any) -> Any:
-        args, kwargs = self._podium_arguments(role, name, packed, bodies, args, kwargs)
-        method = partial(call_method, self, role, name)
-        result = self._podium_run(role, name, method, args, kwargs)
+    def _podium_call(self, role: str | None, name: str, reply: Reply, message: Message) -> Any:
+        args, kwargs = self._podium_arguments(role, name, message)
+        result = self._podium_run(role, name, partial(call_method, self, role, name), args, kwargs)
         try:
             return self._podium_reply(result, reply)
         except Exception as error:  # whatever a foreign class does when it is pickled
@@ -126,12 +125,15 @@ class RankActor:
             packed = header
         return (packed, body) if reply is Reply.REFERENCE else packed
 
-    def _podium_arguments(self, role: str | None, name: str, packed: Packed, bodies: Any, args: Any, kwargs: Any) -> Any:
-        args, kwargs = _arguments(packed, args, kwargs)
-        if not bodies:
+    def _podium_arguments(self, role: str | None, name: str, message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if message is EMPTY:
+            return (), {}
+        args, kwargs = message.arguments()
+        if not message.bodies:
             return args, kwargs
         try:
-            return tuple(landed(value, bodies) for value in args), {key: landed(value, bodies) for key, value in kwargs.items()}
+            rows = partial(landed, refs=message.bodies)
+            return tuple(map(rows, args)), {key: rows(value) for key, value in kwargs.items()}
         except Exception as error:  # the call's failure
             raise _with_account(self._rank_context, called_as(role, name), error) from None
 
@@ -186,17 +188,14 @@ class AsyncRankActor(RankActor):
     async def _podium_on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._podium_thread, function, *args)
 
-    async def _podium_await(
-        self, role: str | None, name: str, reply: Reply, packed: Packed, order: Order | None, bodies: Any, args: Any, kwargs: Any
-    ) -> Any:
+    async def _podium_await(self, role: str | None, name: str, reply: Reply, message: Message) -> Any:
         try:
-            if bodies:  # to read them waits, and the loop shall not
-                read = asyncio.to_thread(self._podium_arguments, role, name, packed, bodies, args, kwargs)
-                args, kwargs = await read
+            if message.bodies:  # to read them waits, and the loop shall not
+                args, kwargs = await asyncio.to_thread(self._podium_arguments, role, name, message)
         finally:
-            await self._podium_turns.take(order)  # also where nothing could be read: those behind wait for this one
-        if not bodies:
-            args, kwargs = self._podium_arguments(role, name, packed, bodies, args, kwargs)
+            await self._podium_turns.take(message.order)  # also where nothing could be read: those behind wait for this one
+        if not message.bodies:
+            args, kwargs = self._podium_arguments(role, name, message)
         try:
             with running_as(self._rank_context):
                 return self._podium_reply(await method_of(self, role, name)(*args, **kwargs), reply)
@@ -212,7 +211,7 @@ def entry_name(role: str | None, method: str, reply: Reply) -> str:
 
 
 ANY_METHOD = "podium_any"
-"""The entry for methods without one of their own: `(role, name, reply, packed, order, bodies, *args, **kwargs)`."""
+"""The entry for methods without one of their own: `(role, name, reply, *message)`."""
 
 
 def actor_class(worker_class: type) -> type:
@@ -285,70 +284,37 @@ def _returning(reply: Reply, entry: Callable[..., Any]) -> Callable[..., Any]:
 
 def _entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
     # One entry per method: to send its name as an argument of a common entry costs Ray 20 to 30 % of an empty call.
-    def call(
-        self: RankActor, packed: Packed = None, order: Order | None = None, bodies: Any = (), /, *args: Any, **kwargs: Any
-    ) -> Any:
-        return self._podium_call(role, name, reply, packed, bodies, args, kwargs)
+    def call(self: RankActor, *message: Any) -> Any:
+        return self._podium_call(role, name, reply, Message.of(message) if message else EMPTY)
 
     return call
 
 
 def _async_entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
-    async def call(
-        self: AsyncRankActor, packed: Packed = None, order: Order | None = None, bodies: Any = (), /, *args: Any, **kwargs: Any
-    ) -> Any:
-        await self._podium_turns.take(order)
-        return await self._podium_on_thread(self._podium_call, role, name, reply, packed, bodies, args, kwargs)
+    async def call(self: AsyncRankActor, *message: Any) -> Any:
+        read = Message.of(message)
+        await self._podium_turns.take(read.order)
+        return await self._podium_on_thread(self._podium_call, role, name, reply, read)
 
     return call
 
 
 def _awaiting_entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
-    async def call(
-        self: AsyncRankActor, packed: Packed = None, order: Order | None = None, bodies: Any = (), /, *args: Any, **kwargs: Any
-    ) -> Any:
-        return await self._podium_await(role, name, reply, packed, order, bodies, args, kwargs)
+    async def call(self: AsyncRankActor, *message: Any) -> Any:
+        return await self._podium_await(role, name, reply, Message.of(message))
 
     return call
 
 
-def _any(
-    self: RankActor,
-    role: str | None,
-    name: str,
-    reply: Reply,
-    packed: Packed,
-    order: Order | None,
-    bodies: Any,
-    /,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    return self._podium_call(role, name, reply, packed, bodies, args, kwargs)
+def _any(self: RankActor, role: str | None, name: str, reply: Reply, *message: Any) -> Any:
+    return self._podium_call(role, name, reply, Message.of(message))
 
 
-async def _any_async(
-    self: AsyncRankActor,
-    role: str | None,
-    name: str,
-    reply: Reply,
-    packed: Packed,
-    order: Order | None,
-    bodies: Any,
-    /,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+async def _any_async(self: AsyncRankActor, role: str | None, name: str, reply: Reply, *message: Any) -> Any:
     target = self if role is None else self.fused_worker_dict.get(role)  # type: ignore[attr-defined]  # a Worker's
     is_coroutine = inspect.iscoroutinefunction(getattr(target, name, None))
     entry = (_awaiting_entry if is_coroutine else _async_entry)(role, name, reply)
-    return await entry(self, packed, order, bodies, *args, **kwargs)
-
-
-def _arguments(packed: Packed, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    if packed is not None:
-        return cast(tuple[Any, Any], unpack(packed))
-    return copy.deepcopy((args, kwargs)) if args or kwargs else (args, kwargs)  # what Ray hands out may be read-only
+    return await entry(self, *message)
 
 
 def _with_account(context: RankContext, method: str, error: BaseException) -> Exception:

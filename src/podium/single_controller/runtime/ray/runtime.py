@@ -72,6 +72,7 @@ from podium.single_controller.runtime.ray.actor import (
 )
 from podium.single_controller.runtime.ray.finding import named_actor, names_with, whereabouts
 from podium.single_controller.runtime.ray.looking import testimony_by_node
+from podium.single_controller.runtime.ray.message import folded
 from podium.single_controller.runtime.ray.order import OWNER, Lines
 from podium.single_controller.runtime.ray.sending import Sent, packed_arguments
 from podium.single_controller.runtime.ray.store import body_of
@@ -201,16 +202,12 @@ class RayRuntime(Runtime):
         if actor is None:
             raise GroupClosedError(f"rank {rank} cannot run {called_as(call.role, call.method)!r}: it was ended")
         order = self._lines.place(rank, counts=not sent.holds_references) if self._lines else None
+        message = folded(sent.packed, order, sent.bodies, sent.args, sent.kwargs)
         if (call.role, call.method) in self._has_entry:
-            if sent.args or sent.bodies:
-                head: tuple[Any, ...] = (sent.packed, order, sent.bodies)
-            else:
-                head = (sent.packed, order) if order else (sent.packed,) if sent.packed is not None else ()
-            found = getattr(actor, entry_name(call.role, call.method, reply)).remote(*head, *sent.args, **sent.kwargs)
+            found = getattr(actor, entry_name(call.role, call.method, reply)).remote(*message)
         else:
-            named = (call.role, call.method, reply, sent.packed, order, sent.bodies)
             entry = getattr(actor, ANY_METHOD).options(num_returns=num_returns(reply))
-            found = entry.remote(*named, *sent.args, **sent.kwargs)
+            found = entry.remote(call.role, call.method, reply, *message)
         ref, body = found if reply is Reply.REFERENCE else (found, None)
         return RayTicket(called_as(call.role, call.method), ref, reply, call.zero_copy, call.is_joined, body)
 
