@@ -37,7 +37,11 @@ def podium(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
         (["train", "--resume", "no/such/run"], "no run directory no/such/run"),
         (["train", "spell_backward", "--resume", "runs/latest"], "takes KEY=VALUE, and no recipe (spell_backward)"),
         (["train", "spell_backward", "model={pth: char_llama}"], "unknown key 'model.pth'; did you mean 'path'?"),
-        (["train", "spell_backward", "model=not/exist"], "no folder 'not/exist' here. As a hub id, OWNER/NAME, it is not in"),
+        pytest.param(
+            ["train", "spell_backward", "model=not/exist"],
+            "no folder 'not/exist' here. As a hub id, OWNER/NAME, it is not in",
+            marks=pytest.mark.slow,
+        ),
         (["eval", "."], "is no run directory"),
         (["explain", "spell_backward", "sed=1"], "unknown key 'sed'; did you mean 'seed'?"),
         (["train", "spell_backward", "--seed", "3"], "--seed is no option; settings are written without dashes: seed=3"),
@@ -56,10 +60,14 @@ def test_bad_input_is_one_clear_message_and_exit_code_2(arguments, expected):
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["task.name=spell_bakward"], "did you mean 'spell_backward'"),
-        (["task.params.min_lenght=3"], "min_lenght"),
+        pytest.param(["task.name=spell_bakward"], "did you mean 'spell_backward'", marks=pytest.mark.slow),
+        pytest.param(["task.params.min_lenght=3"], "min_lenght", marks=pytest.mark.slow),
         (["model=no/such/folder"], "no folder 'no/such/folder'"),
-        (["actor.engine.max_tokens_per_micro_batch=12"], "exceeds actor.engine.max_tokens_per_micro_batch (12)"),
+        pytest.param(
+            ["actor.engine.max_tokens_per_micro_batch=12"],
+            "exceeds actor.engine.max_tokens_per_micro_batch (12)",
+            marks=pytest.mark.slow,
+        ),
         (["rollout.sampling.max_new_tokens=300"], "the positions that char_llama has (max_position_embeddings, 256)"),
     ],
 )
@@ -70,6 +78,7 @@ def test_what_only_the_task_and_the_model_know_is_checked_before_anything_starts
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_missing_extra_is_told_with_its_pip_line(tmp_path):
     blocked = (
         "import sys; sys.modules['reasoning_gym'] = None; sys.argv = ['podium', 'train', 'spell_backward'];"

@@ -77,8 +77,12 @@ def test_the_docs_name_settings_that_exist():
     [
         (["task.train_files=[srot.jsonl]"], "error: task.train_files: no such file: srot.jsonl"),
         (["task.name=spell_backward"], "a task is either a dataset of reasoning-gym (task.name) or your own rows"),
-        (["task.max_prompt_tokens=5"], "sort.jsonl row 2: the prompt has 6 tokens"),
-        (["reward.function=reward.py:scoer"], "reward.py has no function 'scoer'; did you mean 'score'?"),
+        pytest.param(["task.max_prompt_tokens=5"], "sort.jsonl row 2: the prompt has 6 tokens", marks=pytest.mark.slow),
+        pytest.param(
+            ["reward.function=reward.py:scoer"],
+            "reward.py has no function 'scoer'; did you mean 'score'?",
+            marks=pytest.mark.slow,
+        ),
         (["reward.kwargs.bonus=1"], "got an unexpected keyword argument 'bonus'"),
         (["reward.function=score"], "is path/to/file.py:function or package.module.function, got 'score'"),
         (["reward.timout_s=3"], "unknown key 'reward.timout_s'; did you mean 'timeout_s'?"),
@@ -115,6 +119,7 @@ def test_a_dry_run_finds_a_reward_that_raises(example):
     assert 'reward.py", line 2, in score' in result.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_run_is_checked_is_one_line(example):
     slow = "import time\nopen('checking', 'w').close()\ntime.sleep(60)\n"
     (example / "reward.py").write_text(slow + (example / "reward.py").read_text())
@@ -133,6 +138,7 @@ def test_ctrl_c_while_a_run_is_checked_is_one_line(example):
     assert not (example / "runs").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_process_of_the_reward(example):
     (example / "reward.py").write_text(
         "import os, time\n"

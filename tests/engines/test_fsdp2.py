@@ -61,7 +61,9 @@ def exported(workers, folder: Path) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).state_dict()
 
 
-@pytest.mark.parametrize("engine", [{}, {"layout": "packed", "max_tokens_per_micro_batch": 30}])
+@pytest.mark.parametrize(
+    "engine", [pytest.param({}, marks=pytest.mark.slow), {"layout": "packed", "max_tokens_per_micro_batch": 30}]
+)
 def test_losses_gradients_and_weights_equal_one_workers(tmp_path, engine):
     """Field report D3: ranks with other lengths, and even without rows, make the same number of passes."""
     batches = [LONG_AND_SHORT, ONE_ROW, LONG_AND_SHORT]
@@ -79,7 +81,12 @@ def test_losses_gradients_and_weights_equal_one_workers(tmp_path, engine):
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow), pytest.param(2, 2, marks=pytest.mark.slow)]
+    ("before", "after"),
+    [
+        pytest.param(2, 1, marks=pytest.mark.slow),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+        pytest.param(2, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_checkpoint_continues_on_another_number_of_workers(tmp_path, before, after):
     """Field report J7: saved with 2 ranks, loaded with 1, and the other way round."""

@@ -77,6 +77,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
+@pytest.mark.slow
 def test_two_ranks_compute_what_one_does_and_both_nearly_what_float32_does(tmp_path):
     """Gradients after one step, with uneven ranks: rows are rounded alike, so that only float32's order of sums differs."""
     mixed = {"compute_dtype": "bfloat16", "layout": "bucketed", "max_tokens_per_micro_batch": ONE_ROW_EACH}

@@ -196,13 +196,11 @@ def grown(group: WorkerGroup[Any], method: str, *, steps: int, mark: int) -> lis
     return [(after - before) / MIB for before, after in zip(*sizes, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["echo", "echo_stays"])
-@pytest.mark.parametrize(
-    ("steps", "mark"), [(60, 20), pytest.param(300, 100, marks=pytest.mark.slow)], ids=["60 steps", "300 steps"]
-)
-def test_memory_levels_off(two: WorkerGroup[Any], method: str, steps: int, mark: int) -> None:
+def test_memory_levels_off(two: WorkerGroup[Any], method: str) -> None:
     """C4: by value and by reference; every step moves 2 MB each way."""
-    assert max(grown(two, method, steps=steps, mark=mark)) < 4
+    assert max(grown(two, method, steps=300, mark=100)) < 4
 
 
 @pytest.mark.slow
@@ -238,6 +236,7 @@ def test_rows_live_as_long_as_anything_names_them(two: WorkerGroup[Any]) -> None
 # -- what outlives whom ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rows_outlive_the_ranks_that_made_them(four: WorkerGroup[Any]) -> None:
     with stages(2) as producers:
         made, later = producers.produce(rows(6), MIB), producers.produce_later(rows(3), MIB // 8)
@@ -355,6 +354,7 @@ class Noting(Stage):
         return self.started
 
 
+@pytest.mark.slow
 def test_coroutines_start_in_the_order_of_their_calls_also_where_they_read_rows() -> None:
     with WorkerGroup(ResourcePool([2]), Noting, runtime="ray", threads_per_rank=1) as group:
         made = group.produce(rows(4), 4 * MIB)

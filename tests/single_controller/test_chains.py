@@ -82,7 +82,7 @@ class Chain(NamedTuple):
     consumer: WorkerGroup[Any]
 
 
-@pytest.fixture(scope="module", params=["inline", "ray"])
+@pytest.fixture(scope="module", params=["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def chain(request: pytest.FixtureRequest) -> Iterator[Chain]:
     if request.param == "ray":
         request.getfixturevalue("ray_cluster")

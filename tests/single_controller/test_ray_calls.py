@@ -134,9 +134,11 @@ def test_coroutine_methods_start_in_the_same_line():
 def test_a_reference_waits_for_its_turn_and_holds_nobody_up(group: WorkerGroup[Log]):
     reference = ray.put(3)
     group.call.put(1)
-    group.execute_all("put", PerRank([reference, reference]))
-    assert sorted(group.call.look()[0]) == [1, 3]
+    put = group.execute_all("put", PerRank([reference, reference]))
+    looked = group.call.look()
     assert group.call.give(5) == [5, 5]
+    assert ray.get(list(put)) == [3, 3]
+    assert [sorted(before + after) for before, after in zip(looked, group.call.look(), strict=True)] == [[1, 3]] * 2
 
 
 @pytest.mark.parametrize("value", [b"abc", pickle.dumps({"a": 1}), b"buffers:", "text", 7, None, [1], np.arange(3)])
@@ -298,6 +300,7 @@ print("told")
 """
 
 
+@pytest.mark.slow
 def test_a_session_that_was_shut_down_is_told_and_no_other_is_joined():
     ended = subprocess.run(
         [sys.executable, "-c", SHUT_DOWN_UNDER_A_GROUP], capture_output=True, text=True, timeout=120, check=False

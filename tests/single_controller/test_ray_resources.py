@@ -95,6 +95,7 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> float:
 # -- sharing -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_groups_on_a_pool_and_its_parts_share_placement_groups_up_to_max_colocate_count():
     pool = ResourcePool([2], max_colocate_count=2)
     first_half, second_half = split_resource_pool(pool, 1)

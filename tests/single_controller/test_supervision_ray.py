@@ -241,7 +241,9 @@ def test_a_role_is_named_too():
         assert both.status().state is groups["critic"].status().state is State.READY
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize(
+    "times", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
 def test_a_crash_in_a_collective_always_names_the_rank_that_crashed(group: WorkerGroup[Patient], times: int):
     for round_ in range(times):
         if round_:

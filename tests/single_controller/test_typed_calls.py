@@ -18,6 +18,7 @@ CHECKERS = {
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("checker", CHECKERS)
+@pytest.mark.slow
 def test_exactly_the_marked_lines_are_errors(checker: str):
     pytest.importorskip(checker)
     marked = {number for number, line in enumerate(EXAMPLE.read_text().splitlines(), start=1) if "# E:" in line}

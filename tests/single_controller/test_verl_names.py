@@ -226,6 +226,7 @@ def test_attaching_by_names_handles_and_prefix(ray_cluster: None):
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_the_process_group_is_joined_by_verls_function_and_a_busy_group_is_not_waited_for_longer_than_asked(ray_cluster: None):
     with RayWorkerGroup(pool(), RayClassWithInitArgs(Joins), name_prefix="joins", detached=True) as group:
         assert [total for total, _ in group.sum_of_ranks()] == [3, 3]

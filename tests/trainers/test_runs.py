@@ -108,7 +108,7 @@ def die(root, base, step):
     assert subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("step", [1, 4, 5])
+@pytest.mark.parametrize("step", [1, pytest.param(4, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)])
 def test_kill_9_in_the_middle_of_a_step_then_resume_equals_the_uninterrupted_run(whole_run, base, tmp_path, step):
     die(tmp_path, base, step)
     directory, config = RunDirectory.open(tmp_path / "latest")

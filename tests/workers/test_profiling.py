@@ -246,6 +246,7 @@ def test_a_worker_that_was_given_no_profiler_says_so():
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_every_rank_of_its_own_process_leaves_a_trace(tmp_path: Path, ray_cluster: None):
     made = Init(Computes, config(tmp_path, all_ranks=True))
     with WorkerGroup(ResourcePool([2], use_gpu=False), made, runtime="ray") as group:
