@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
@@ -68,20 +68,6 @@ class RayBody:
             raise DataError(f"rows that lay on node {self.node_id} are lost, make them anew: {error}") from error
 
 
-@dataclass(frozen=True)
-class BodyAt:
-    """What stands for a body in a message; its reference travels beside the message, where Ray sees it."""
-
-    number: int
-    node_id: str
-    num_rows: int
-    num_columns: int
-    is_small: bool
-
-    def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
-        raise DataError("rows in a message are read after it has landed")
-
-
 def body_of(header: Header, ref: Any, node_id: str, session: str) -> RayBody:
     """The body that belongs to a header, on the node of the rank that sent it."""
     return RayBody(ref, node_id, header.num_rows, len(header.kinds), header.body_bytes <= SMALL_BYTES, session)
@@ -99,7 +85,7 @@ def left_behind(body: DataProto) -> Envelope | None:
 
 @dataclass(frozen=True)
 class Parcel:
-    """Rows on their way, whose bodies are named by numbers."""
+    """Rows on their way. Their bodies have numbers for references, which travel beside the message, where Ray sees them."""
 
     rows: RemoteRows
     zero_copy: bool
@@ -119,7 +105,7 @@ def shipped(argument: Any, refs: list[Any], *, zero_copy: bool) -> Any:
         body.check_session()
         if body.ref not in refs:
             refs.append(body.ref)
-        return BodyAt(refs.index(body.ref), body.node_id, body.num_rows, body.num_columns, body.is_small)
+        return replace(body, ref=refs.index(body.ref), session="")
 
     return Parcel(rows.with_bodies(named), zero_copy)
 
@@ -131,9 +117,7 @@ def landed(argument: Any, refs: Sequence[Any]) -> Any:
     mine = session()
 
     def found(body: Body) -> Body:
-        if not isinstance(body, BodyAt):
-            return body
-        return RayBody(refs[body.number], body.node_id, body.num_rows, body.num_columns, body.is_small, mine)
+        return replace(body, ref=refs[body.ref], session=mine) if isinstance(body, RayBody) else body
 
     return argument.rows.with_bodies(found).landed(zero_copy=argument.zero_copy)
 
