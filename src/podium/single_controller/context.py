@@ -1,7 +1,8 @@
 """Which rank this code runs as.
 
 A contextvar rather than environment variables, so that several ranks can live in one process (the inline runtime) and a
-worker built inside another worker belongs to the same rank. A runtime enters it around every line of user code.
+worker built inside another worker belongs to the same rank. A runtime that hosts several enters it around every line of user
+code; a process that is one rank becomes it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,18 @@ class RankContext:
 
 
 _current: ContextVar[RankContext | None] = ContextVar("podium_rank_context", default=None)
+_of_process = RankContext()
 
 
 def current_context() -> RankContext:
     """The rank that this code runs as; a single standalone rank outside any group."""
-    return _current.get() or RankContext()
+    return _current.get() or _of_process
+
+
+def become(context: RankContext) -> None:
+    """From here on all of this process runs as that rank, on every thread, but for what is inside `running_as`."""
+    global _of_process
+    _of_process = context
 
 
 class running_as:  # noqa: N801 - a context manager, as a class since every call of every rank enters it

@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from types import NoneType
 from typing import Any, Self
 
 from podium.errors import ConfigError, UnsupportedByRuntime, check_kind
@@ -50,7 +49,7 @@ class Crew:
         self.auto_padding = auto_padding
         self.meshes: dict[tuple[str | None, str | None], Mesh] = {}
         """By role and name; what the workers have told, forgotten at a restart."""
-        self._call_timeout_s = self._checked(call_timeout_s) or DEFAULT_CALL_TIMEOUT_S
+        self._call_timeout_s = DEFAULT_CALL_TIMEOUT_S if call_timeout_s is None else self._checked(call_timeout_s)
         if not slow_after_s > 0:
             raise ConfigError(f"slow_after_s is more than 0 seconds, got {slow_after_s:g}")
         check_kind("auto_padding", auto_padding, bool, "True or False")
@@ -100,8 +99,10 @@ class Crew:
         A call that failed and that nobody has read is raised here, but to the driver, never to what the outbox sends.
         """
         self.life.check_ready(self.name, method)
-        if not self._outbox.is_sender and (failed := self._open_calls.unread_failure()) is not None:
-            failed.get()
+        if self._open_calls.has_unread and not self._outbox.is_sender:
+            failed = self._open_calls.unread_failure()
+            if failed is not None:
+                failed.get()
 
     def submit(
         self,
@@ -112,7 +113,7 @@ class Crew:
         timeout_s: float | None = None,
     ) -> PendingCall:
         """Send a call to each of the ranks; `timeout_s` None is the crew's own limit. GroupClosedError unless it is ready."""
-        limit_s = self._checked(timeout_s) or self._call_timeout_s
+        limit_s = self._call_timeout_s if timeout_s is None else self._checked(timeout_s)
         self.life.check_ready(self.name, method)
         return self._pending(method, self.runtime.submit(calls, reply, quiet), limit_s)
 
@@ -223,12 +224,11 @@ class Crew:
     def _pending(self, method: str, tickets: Mapping[int, Any], timeout_s: float) -> PendingCall:
         return PendingCall(self.runtime, self.name, method, tickets, timeout_s, self.life, self._slow_after_s, self._open_calls)
 
-    def _checked(self, timeout_s: float | None) -> float | None:
-        check_kind("a time limit", timeout_s, (int, float, NoneType), "a number of seconds or None")
-        if timeout_s is not None and not timeout_s > 0:
+    def _checked(self, timeout_s: float) -> float:
+        check_kind("a time limit", timeout_s, (int, float), "a number of seconds or None")
+        if not timeout_s > 0:
             raise ConfigError(f"a time limit is more than 0 seconds, got {timeout_s:g}")
-        if timeout_s is not None:
-            require(self.runtime_name, "timeouts", f"time limit for calls (asked for: {timeout_s:g} s)")
+        require(self.runtime_name, "timeouts", f"time limit for calls (asked for: {timeout_s:g} s)")
         return timeout_s
 
 

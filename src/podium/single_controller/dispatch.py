@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeAlias
 
 from podium.errors import DispatchError, RegistrationError, unknown_name
@@ -114,6 +114,8 @@ class Route:
     dispatch_fn: Callable[..., Any]
     collect_fn: Callable[[Any, Any], Any]
     mesh_name: str | None = None
+    is_built_in: bool = False
+    """Whether a call sends and collects as we say, and not as functions of a user, in a mode of theirs or an updated one."""
 
 
 # -- everything to everyone, or each their own ---------------------------------------------------------------------------
@@ -234,23 +236,18 @@ def _refuse_direct(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
 
 # -- the modes -----------------------------------------------------------------------------------------------------------
 
-ROUTES: dict[DispatchMode, Route] = {
-    Dispatch.RANK_ZERO: Route(dispatch_one_to_all, collect_rank_zero),
-    Dispatch.ONE_TO_ALL: Route(dispatch_one_to_all, collect_all_to_all),
-    Dispatch.ALL_TO_ALL: Route(dispatch_all_to_all, collect_all_to_all),
-    Dispatch.DP_COMPUTE: Route(dispatch_dp_compute, collect_all_to_all),
-    Dispatch.DP_COMPUTE_PROTO: Route(dispatch_dp_compute_data_proto, collect_dp_compute_data_proto),
-    Dispatch.DP_COMPUTE_PROTO_WITH_FUNC: Route(dispatch_dp_compute_data_proto_with_func, collect_dp_compute_data_proto),
-    Dispatch.DP_COMPUTE_METRIC: Route(dispatch_dp_compute_data_proto, collect_all_to_all),
-    Dispatch.DIRECT_ROLLOUT_METHOD: Route(_refuse_direct, collect_all_to_all),
+_BUILT_IN = {
+    Dispatch.RANK_ZERO: (dispatch_one_to_all, collect_rank_zero),
+    Dispatch.ONE_TO_ALL: (dispatch_one_to_all, collect_all_to_all),
+    Dispatch.ALL_TO_ALL: (dispatch_all_to_all, collect_all_to_all),
+    Dispatch.DP_COMPUTE: (dispatch_dp_compute, collect_all_to_all),
+    Dispatch.DP_COMPUTE_PROTO: (dispatch_dp_compute_data_proto, collect_dp_compute_data_proto),
+    Dispatch.DP_COMPUTE_PROTO_WITH_FUNC: (dispatch_dp_compute_data_proto_with_func, collect_dp_compute_data_proto),
+    Dispatch.DP_COMPUTE_METRIC: (dispatch_dp_compute_data_proto, collect_all_to_all),
+    Dispatch.DIRECT_ROLLOUT_METHOD: (_refuse_direct, collect_all_to_all),
 }
+ROUTES: dict[DispatchMode, Route] = {mode: Route(*functions, is_built_in=True) for mode, functions in _BUILT_IN.items()}
 """What each member of `Dispatch` does. It is read at every call, so that an updated mode is updated for every group."""
-_BUILT_IN = dict(ROUTES)
-
-
-def is_built_in(mode: DispatchMode) -> bool:
-    """Whether a call sends and collects as we say, and not as functions of a user, in a mode of theirs or an updated one."""
-    return not isinstance(mode, UserMode) and ROUTES.get(mode) == _BUILT_IN.get(mode)
 
 
 def register_dispatch_mode(name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[[Any, Any], Any]) -> UserMode:
@@ -270,7 +267,7 @@ def update_dispatch_mode(mode: DispatchMode, dispatch_fn: Callable[..., Any], co
     if not isinstance(mode, DispatchMode):
         raise RegistrationError(f"the mode to update is a member of Dispatch, got {mode!r}")
     route_of(mode)
-    ROUTES[mode] = Route(dispatch_fn, collect_fn)
+    ROUTES[mode] = Route(dispatch_fn, collect_fn, is_built_in=_BUILT_IN.get(mode) == (dispatch_fn, collect_fn))
 
 
 def get_predefined_dispatch_fn(mode: DispatchMode) -> dict[str, Callable[..., Any]]:
@@ -285,11 +282,17 @@ def route_of(mode: DispatchMode) -> Route:
     if route is not None:
         return route
     if isinstance(mode, MeshMode):
-        name = mode.mesh_name
-        return Route(partial(dispatch_nd_compute_dataproto, name), partial(collect_nd_compute_dataproto, name), name)
+        return _mesh_route(mode.mesh_name)
     if isinstance(mode, InPlaceMode):
         return Route(mode.dispatch_fn, mode.collect_fn)
     raise RegistrationError(unknown_name("dispatch mode", mode.name, Dispatch.names()))
+
+
+@cache
+def _mesh_route(name: str) -> Route:
+    return Route(
+        partial(dispatch_nd_compute_dataproto, name), partial(collect_nd_compute_dataproto, name), name, is_built_in=True
+    )
 
 
 def dispatch(group: Ranks, mode: DispatchMode, execute: Execute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SentArguments:
@@ -299,25 +302,34 @@ def dispatch(group: Ranks, mode: DispatchMode, execute: Execute, args: tuple[Any
     """
     if execute is Execute.RANK_ZERO and not isinstance(mode, UserMode | DirectMode):
         return _map_arguments(as_copy, args, kwargs)
-    dispatched = route_of(mode).dispatch_fn(group, *args, **kwargs)
-    if not (isinstance(dispatched, tuple) and len(dispatched) == 2 and isinstance(dispatched[1], Mapping)):
+    route = route_of(mode)
+    dispatched = route.dispatch_fn(group, *args, **kwargs)
+    if not route.is_built_in and not _is_dispatched(dispatched):
         raise DispatchError(f"a dispatch_fn returns (args, kwargs), got {dispatched!r}")
+    sent, named = dispatched
+    if not sent and not named:
+        return (), {}
     if execute is Execute.RANK_ZERO:
-        return _map_arguments(as_copy, *dispatched)
-    return _map_named(partial(one_per_rank_or_copy, group.world_size), *dispatched)
+        return _map_arguments(as_copy, sent, named)
+    return _map_named(partial(one_per_rank_or_copy, group.world_size), sent, named)
 
 
 def collect(group: Ranks, mode: DispatchMode, execute: Execute, answers: Mapping[int, Any], sent: SentArguments) -> Any:
     """What the caller gets of the ranks' answers. DispatchError where they do not fit together."""
     if execute is Execute.RANK_ZERO:
         return route_of(mode).collect_fn(group, answers[0]) if isinstance(mode, UserMode) else answers[0]
-    padded = next((value for value in (*sent[0], *sent[1].values()) if isinstance(value, Shards)), None)
-    if padded is not None and isinstance(mode, BatchMode):
-        answers = {rank: padded.trim(rank, answer) for rank, answer in answers.items()}
+    if isinstance(mode, BatchMode):
+        padded = next((value for value in (*sent[0], *sent[1].values()) if isinstance(value, Shards)), None)
+        if padded is not None and any(padded.padding):
+            answers = {rank: padded.trim(rank, answer) for rank, answer in answers.items()}
     return route_of(mode).collect_fn(group, list(answers.values()))
 
 
 # -- inside --------------------------------------------------------------------------------------------------------------
+
+
+def _is_dispatched(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
 
 
 def _map_arguments(send: Callable[[Any], Sent], args: Iterable[Any], kwargs: Mapping[str, Any]) -> SentArguments:
@@ -325,7 +337,7 @@ def _map_arguments(send: Callable[[Any], Sent], args: Iterable[Any], kwargs: Map
 
 
 def _map_named(send: Callable[[str, Any], Sent], args: Iterable[Any], kwargs: Mapping[str, Any]) -> SentArguments:
-    positional = tuple(send(_position(number), value) for number, value in enumerate(args))
+    positional = tuple([send(_position(number), value) for number, value in enumerate(args)])
     return positional, {name: send(_keyword(name), value) for name, value in kwargs.items()}
 
 

@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from podium.errors import DataError, DispatchError
 from podium.single_controller.crew import Crew
-from podium.single_controller.dispatch import Copy, Ranks, SentArguments, collect, dispatch, is_built_in, route_of
+from podium.single_controller.dispatch import Copy, Ranks, SentArguments, collect, dispatch, route_of
 from podium.single_controller.futures import FutureList, GroupFuture, Settling, is_future
 from podium.single_controller.modes import BatchMode, Execute, ListMode
 from podium.single_controller.outbox import Deferred
@@ -55,11 +55,11 @@ class Method:
         without_self = signature.replace(parameters=list(signature.parameters.values())[1:])
         return cls(name, role, registration, without_self, function.__doc__)
 
-    @property
+    @cached_property
     def full_name(self) -> str:
         return self.name if self.role is None else f"{self.role}.{self.name}"
 
-    @property
+    @cached_property
     def returns_list(self) -> bool:
         """Whether the group returns one result per rank."""
         return isinstance(self.registration.dispatch_mode, ListMode) and self.registration.execute_mode is Execute.ALL
@@ -68,7 +68,7 @@ class Method:
     def joins_rows(self) -> bool:
         """Whether the ranks' rows become one batch, as the built-in modes make it: no function of a user sees them before."""
         mode = self.registration.dispatch_mode
-        return isinstance(mode, BatchMode) and is_built_in(mode)
+        return isinstance(mode, BatchMode) and route_of(mode).is_built_in
 
     @property
     def reply(self) -> Reply:
@@ -97,7 +97,7 @@ class Invocation:
         """Send, wait and return the result."""
         self._group.crew.admit(self._method.full_name)
         self._group.crew.wait_for_deferred()
-        result = Settling(self._send_now(), self._collect).get()
+        result = self._collect(self._send_now().finish())
         return DataProtoFuture.of(result) if self._method.registration.by_reference else result
 
     def future(self) -> GroupFuture[Any] | FutureList[Any]:
@@ -144,8 +144,8 @@ class Invocation:
 
     def _resolve(self) -> None:
         """Put the values of futures in their place."""
-        if self._method.registration.materialize_futures:
-            value = _value if is_built_in(self._method.registration.dispatch_mode) else _whole_value
+        if (self._args or self._kwargs) and self._method.registration.materialize_futures:
+            value = _value if route_of(self._method.registration.dispatch_mode).is_built_in else _whole_value
             self._args = tuple(map(value, self._args))
             self._kwargs = {name: value(argument) for name, argument in self._kwargs.items()}
 
@@ -176,7 +176,7 @@ class Invocation:
     def _rank_calls(self, ranks: range) -> dict[int, RankCall]:
         """Each rank's call; ranks whose arguments are the same objects share one."""
         args, kwargs = self._sent
-        if all(type(value) is Copy for value in (*args, *kwargs.values())):
+        if not (args or kwargs) or all(type(value) is Copy for value in (*args, *kwargs.values())):
             return dict.fromkeys(ranks, self._rank_call(0))
         calls: dict[tuple[int, ...], RankCall] = {}
         by_rank: dict[int, RankCall] = {}
@@ -215,6 +215,8 @@ class GroupCall(Generic[P, R]):
         self._group = group
         self._method = method
         self._timeout_s = timeout_s
+        self._fitting: set[tuple[object, ...]] = set()
+        """Of arguments that the signature takes, how many come without a name, and the names of the others."""
         self.__signature__ = method.signature
         self.__name__ = method.name
 
@@ -228,10 +230,14 @@ class GroupCall(Generic[P, R]):
         return type(self)(self._group, self._method, timeout)
 
     def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        shape = (len(args), *kwargs)
+        if shape in self._fitting:
+            return
         try:
             self._method.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self._method.name}(): {error}; its signature is {self._method.signature}") from None
+        self._fitting.add(shape)
 
     def __repr__(self) -> str:
         return f"<{self._group.crew.name}.{self._method.full_name}{self._method.signature}>"

@@ -61,6 +61,8 @@ class Life:
 
     def check_ready(self, group: str, method: str) -> None:
         """GroupClosedError unless calls can be sent."""
+        if self.state is State.READY:
+            return
         if self.state is State.BROKEN:
             raise GroupClosedError(
                 f"group {group!r} cannot run {method!r}: it is broken since {self.reason}; restart() starts its ranks anew"

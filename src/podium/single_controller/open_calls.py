@@ -95,6 +95,11 @@ class OpenCalls:
         self._unread[id(future)] = future
         future.when_read = partial(self._unread.pop, id(future), None)
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether there are calls whose result nobody has read, as far as is known."""
+        return bool(self._unread)
+
     def unread_failure(self, *, look_at_all: bool = False) -> Unread | None:
         """A failed call that nobody has read, given once. Looks at a few, and at others the next time, unless at all."""
         for key in list(islice(self._unread, len(self._unread) if look_at_all else LOOKS_PER_CALL)):

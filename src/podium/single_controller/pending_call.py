@@ -130,12 +130,15 @@ class PendingCall:
 
     def _take(self, timeout_s: float, arrived: float | None = None) -> None:
         """Note the outcomes that are there; `arrived` is when failures among them came in, None for now."""
-        for rank, outcome in sorted(self.runtime.wait(self._silent, timeout_s).items()):
-            self._answered_s[rank] = self.age_s
+        outcomes = self.runtime.wait(self._silent, timeout_s)
+        now = time.monotonic()
+        for rank in sorted(outcomes):
+            outcome = outcomes[rank]
+            self._answered_s[rank] = now - self.began
             if isinstance(outcome, Answer):
                 self._answers[rank] = outcome.value
             else:
-                self._failures[rank] = Failure(outcome, time.monotonic() if arrived is None else arrived)
+                self._failures[rank] = Failure(outcome, now if arrived is None else arrived)
             del self._silent[rank]  # last: an outcome that Ctrl-C interrupts is taken again
         if not self._silent:
             self.open_calls.remove(self)

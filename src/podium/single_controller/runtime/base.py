@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
 from types import NoneType
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime, WorkerError, check_kind, unknown_name
 from podium.single_controller.context import RankContext
@@ -107,9 +107,10 @@ class Reply(Enum):
     REFERENCE = "reference"
     """Rows stay where they were made, and outlive their rank: what comes is `RemoteRows`. Of what is no rows, the value."""
 
+    __hash__ = object.__hash__  # every call of every rank looks one up, and Enum's own is Python's
 
-@dataclass(frozen=True)
-class RankCall:
+
+class RankCall(NamedTuple):
     """One method call on one rank. Ranks that are sent the same arguments share the object, so that they travel once."""
 
     role: str | None
@@ -123,8 +124,7 @@ class RankCall:
     """Whether rows of the answers will be joined: that copies them, so until then they may be such views."""
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a rank returned. The value is the caller's own, unless it was to be shared: changing it changes nothing elsewhere."""
 
     value: Any

@@ -8,7 +8,6 @@ not here.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -133,7 +132,7 @@ def _copied(rank: int, call: RankCall) -> RankCall:
     except Exception as error:  # whatever a foreign class does when it is copied
         name = called_as(call.role, call.method)
         raise DispatchError(f"the arguments of {name!r} cannot be copied for rank {rank}: {error}") from error
-    return replace(call, args=args, kwargs=kwargs)
+    return call._replace(args=args, kwargs=kwargs)
 
 
 def _shared(value: Any) -> Any:

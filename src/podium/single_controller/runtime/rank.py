@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import platform
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import wait
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, cast
 
 import torch
@@ -29,8 +28,12 @@ _HOSTS = ("podium.single_controller.runtime.", "ray.")  # frames of whoever runs
 def run_as_rank(context: RankContext, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the function as that rank, with its number of torch threads; a coroutine is run to completion."""
     with running_as(context), torch_threads(context.threads):
-        result = function(*args, **kwargs)
-        return _run_coroutine(result, context.threads) if inspect.iscoroutine(result) else result
+        return run_to_end(function(*args, **kwargs), context)
+
+
+def run_to_end(result: Any, context: RankContext) -> Any:
+    """The result of a method; of one that returned a coroutine, that of the coroutine."""
+    return _run_coroutine(result, context.threads) if type(result) is CoroutineType else result
 
 
 def method_of(worker: Any, role: str | None, method: str) -> Callable[..., Any]:

@@ -28,12 +28,12 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch ex
 from podium.errors import ResourceError
 from podium.protocol.rows import parted_result
 from podium.single_controller.colocation import ColocatedWorker
-from podium.single_controller.context import RankContext, running_as
+from podium.single_controller.context import RankContext, become
 from podium.single_controller.registration import registration_of
 from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
 from podium.single_controller.runtime.copies import detached, detached_copy
 from podium.single_controller.runtime.payload import HoldsReference, Packed, pack, unpack
-from podium.single_controller.runtime.rank import call_method, called_as, method_of, run_as_rank, worker_error
+from podium.single_controller.runtime.rank import call_method, called_as, method_of, run_to_end, worker_error
 from podium.single_controller.runtime.ray.message import EMPTY, Message
 from podium.single_controller.runtime.ray.order import Turns
 from podium.single_controller.runtime.ray.store import landed, left_behind
@@ -101,12 +101,15 @@ class RankActor:
         """Construct the user's worker as this rank."""
         self._rank_context = context
         _set_environment(context)
+        become(context)
+        if context.threads:
+            torch.set_num_threads(context.threads)  # of this thread, which is the one that runs sync methods
         args, kwargs = unpack(packed)
         self._podium_run(None, CONSTRUCTOR, cast(Any, super()).__init__, args, kwargs)
 
     def _podium_call(self, role: str | None, name: str, reply: Reply, message: Message) -> Any:
         args, kwargs = self._podium_arguments(role, name, message)
-        result = self._podium_run(role, name, partial(call_method, self, role, name), args, kwargs)
+        result = self._podium_run(role, name, call_method, (self, role, name, *args), kwargs)
         try:
             return self._podium_reply(result, reply)
         except Exception as error:  # whatever a foreign class does when it is pickled
@@ -139,7 +142,7 @@ class RankActor:
 
     def _podium_run(self, role: str | None, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
-            return run_as_rank(self._rank_context, function, args, kwargs)
+            return run_to_end(function(*args, **kwargs), self._rank_context)
         except SystemExit as error:
             self._podium_leave(error)
         except BaseException as error:  # whatever it is, it is the call's failure and not the actor's
@@ -197,8 +200,7 @@ class AsyncRankActor(RankActor):
         if not message.bodies:
             args, kwargs = self._podium_arguments(role, name, message)
         try:
-            with running_as(self._rank_context):
-                return self._podium_reply(await method_of(self, role, name)(*args, **kwargs), reply)
+            return self._podium_reply(await method_of(self, role, name)(*args, **kwargs), reply)
         except SystemExit as error:
             self._podium_leave(error)
         except BaseException as error:

@@ -72,6 +72,14 @@ def session() -> str:
     return f"{context.get_node_id()}/{context.get_job_id()}"
 
 
+def connection() -> object | None:
+    """By what this process is connected to the cluster: another object after another `ray.init`, None where it is not.
+
+    Every call asks, so it has to cost less than `session`.
+    """
+    return cast(object | None, cast(Any, ray.get_runtime_context()).worker.node)
+
+
 def nodes() -> list[Node]:
     """The nodes and what they have in all, every one as if nothing were held of it."""
     return [

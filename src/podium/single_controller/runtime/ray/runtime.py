@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 import secrets
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 from podium.errors import (
     ConfigError,
@@ -82,8 +83,11 @@ ASYNC_CALLS = 10_000
 """Coroutine methods that may wait on one rank at once; Ray's own limit is 1,000, and the next call would hang unseen."""
 
 
-@dataclass(frozen=True)
-class RayTicket:
+Entry: TypeAlias = Callable[..., Any]
+"""Sends a call to one method of one actor; returns what stands for its result."""
+
+
+class RayTicket(NamedTuple):
     """A call that an actor has been sent."""
 
     method: str
@@ -108,6 +112,9 @@ class RayRuntime(Runtime):
         """The placement groups of ranks that another driver has started."""
         self._has_entry: Collection[tuple[str | None, str]] = ()
         self._session = ""
+        self._connection: object | None = object()  # none yet
+        self._entries: dict[int, dict[tuple[str | None, str, Reply], Entry]] = {}
+        """By rank, those that calls have used: Ray makes one anew whenever an actor is asked for it."""
         self._lines: Lines | None = None
         """Of asynchronous actors only: others start calls in the order in which they were sent."""
         self._sending = threading.Lock()
@@ -116,8 +123,7 @@ class RayRuntime(Runtime):
 
     def start(self, spec: GroupSpec) -> dict[int, RayTicket]:
         _check_worker_env(spec)
-        cluster.connect(spec.pool.world_size)
-        self._session = cluster.session()
+        self._connect(spec.pool.world_size)
         bin_pack = bool(spec.options.get("bin_pack", True))
         reservations.hold(
             self._holder, spec.name, spec.pool, detached=spec.detached, bin_pack=bin_pack, within_s=spec.start_timeout_s
@@ -145,8 +151,7 @@ class RayRuntime(Runtime):
         handles: Sequence[Any] | None,
         timeout_s: float,
     ) -> GroupSpec:
-        cluster.connect(1)
-        self._session = cluster.session()
+        self._connect(1)
         found = list(handles or map(named_actor, worker_names or names_with(name_prefix, worker_class)))
         known = sorted(zip(whereabouts(found, timeout_s), found, strict=True), key=lambda entry: entry[0].context.rank)
         self._contexts = [told.context for told, _ in known]
@@ -166,6 +171,7 @@ class RayRuntime(Runtime):
     def kill(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             actor = self._actors.pop(rank, None)
+            self._entries.pop(rank, None)
             if actor is not None and self._is_connected:
                 with suppress(ActorHandleNotFoundError):  # of a session that was shut down, and the actor with it
                     ray.kill(actor, no_restart=True)
@@ -198,18 +204,22 @@ class RayRuntime(Runtime):
             }
 
     def _send(self, rank: int, call: RankCall, sent: Sent, reply: Reply) -> RayTicket:
+        entry = self._entries.get(rank, {}).get((call.role, call.method, reply)) or self._new_entry(rank, call, reply)
+        order = self._lines.place(rank, counts=not sent.holds_references) if self._lines else None
+        found = entry(*folded(sent.packed, order, sent.bodies, sent.args, sent.kwargs))
+        ref, body = found if reply is Reply.REFERENCE else (found, None)
+        return RayTicket(called_as(call.role, call.method), ref, reply, call.zero_copy, call.is_joined, body)
+
+    def _new_entry(self, rank: int, call: RankCall, reply: Reply) -> Entry:
         actor = self._actors.get(rank)
         if actor is None:
             raise GroupClosedError(f"rank {rank} cannot run {called_as(call.role, call.method)!r}: it was ended")
-        order = self._lines.place(rank, counts=not sent.holds_references) if self._lines else None
-        message = folded(sent.packed, order, sent.bodies, sent.args, sent.kwargs)
         if (call.role, call.method) in self._has_entry:
-            found = getattr(actor, entry_name(call.role, call.method, reply)).remote(*message)
+            entry: Entry = getattr(actor, entry_name(call.role, call.method, reply)).remote
         else:
-            entry = getattr(actor, ANY_METHOD).options(num_returns=num_returns(reply))
-            found = entry.remote(call.role, call.method, reply, *message)
-        ref, body = found if reply is Reply.REFERENCE else (found, None)
-        return RayTicket(called_as(call.role, call.method), ref, reply, call.zero_copy, call.is_joined, body)
+            any_method = getattr(actor, ANY_METHOD).options(num_returns=num_returns(reply))
+            entry = partial(any_method.remote, call.role, call.method, reply)
+        return self._entries.setdefault(rank, {}).setdefault((call.role, call.method, reply), entry)
 
     def wait(self, tickets: Mapping[int, RayTicket], timeout_s: float) -> dict[int, Outcome]:
         if not self._is_connected:  # to ask Ray for a reference now would start, or join, whatever cluster it finds
@@ -285,16 +295,22 @@ class RayRuntime(Runtime):
                 raise cause from None
             raise ResourceError(f"the ranks of group {spec.name!r} could not start: {cause or error}") from error
 
+    def _connect(self, world_size: int) -> None:
+        cluster.connect(world_size)
+        self._session, self._connection = cluster.session(), cluster.connection()
+
     @property
     def _is_connected(self) -> bool:
         """Whether Ray is still in the session that the ranks live in."""
-        return ray.is_initialized() and cluster.session() == self._session
+        return cluster.connection() is self._connection
 
     def _lost(self, rank: int, ticket: RayTicket, message: str, trace: str = "") -> WorkerLostError:
         origin = self._origin(rank, ticket)
         return WorkerLostError(origin, cause_type="ProcessDied", cause_message=message, remote_traceback=trace)
 
     def _answer(self, rank: int, ticket: RayTicket, value: Any) -> Outcome:
+        if value is None:
+            return Answer(None)
         try:
             # what Ray hands out plain may be read-only memory that everyone shares; a deep copy is private and writable
             found = _unpacked(ticket, value)
