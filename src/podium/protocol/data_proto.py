@@ -24,7 +24,7 @@ from torch import Tensor
 
 from podium.errors import ChunkError, DataError
 from podium.protocol import columns as col
-from podium.protocol import disk, indexing, joining, memory, merging, row_dicts, wire
+from podium.protocol import disk, indexing, joining, memory, merging, row_dicts, unseen, wire
 from podium.protocol import jagged as jg
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
@@ -32,6 +32,7 @@ from podium.protocol.columns import ObjectColumn
 from podium.protocol.indexing import LastBatch, RowIndex
 from podium.protocol.merging import MetaPolicy
 from podium.protocol.row_dicts import DataProtoItem
+from podium.protocol.unseen import Arrived, Unseen
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -48,6 +49,8 @@ class DataProto:
     batch: dict[str, Tensor]
     non_tensor_batch: dict[str, ObjectColumn]
     meta_info: dict[str, Any]
+    _unseen: Unseen
+    """What the columns of `batch` are made of as soon as somebody looks at them; absent where they came made."""
 
     def __init__(
         self,
@@ -136,6 +139,18 @@ class DataProto:
         from podium.protocol import tensordicts
 
         return tensordicts.put_together(len(self), *self._tables())
+
+    if not TYPE_CHECKING:  # a checker shall still see that a name is none
+
+        def __getattr__(self, name: str) -> Any:
+            """The columns `batch`, which are made when somebody looks at them (see `unseen`)."""
+            mine = vars(self)
+            if name == "batch" and (columns := mine.get("_unseen")) is not None:
+                mine.setdefault("batch", columns.columns())  # another thread may do the same
+                mine.pop("_unseen", None)
+            if name not in mine:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            return mine[name]
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -269,9 +284,12 @@ class DataProto:
         """
         if not parts:
             raise DataError("concat needs at least one batch")
-        tensors, objects, metas = zip(*(part._tables() for part in parts), strict=True)
         if missing not in ("error", "none"):
             raise DataError(f"missing columns are an 'error' or filled with 'none', got {missing!r}")
+        made = unseen.joined([part._unseen_columns() for part in parts])
+        if made is not None and not any(part.non_tensor_batch for part in parts):
+            return cls._made_of(made, {}, merging.merge_meta([part.meta_info for part in parts], parts, meta_policies))
+        tensors, objects, metas = zip(*(part._tables() for part in parts), strict=True)
         if missing == "none":
             tensors, objects = moves.none_for_missing(tensors, objects, [len(part) for part in parts])
         moves.same_keys("tensor column", tensors)
@@ -400,8 +418,19 @@ class DataProto:
     def __copy__(self) -> Self:
         return self.select()
 
+    def in_band(self) -> wire.Packed | None:
+        """The tensor columns as records that hold all there is; None unless they are plain, of one row count, and small."""
+        columns = self._unseen_columns()
+        if columns is not None:
+            return columns.in_band()
+        if not col.is_even(self.batch) or any(column.nbytes > wire.IN_BAND_BYTES for column in self.batch.values()):
+            return None
+        return wire.pack(self.batch, buffers=False)
+
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        packed = wire.pack(self.batch, buffers=protocol.__index__() >= 5)
+        buffers = protocol.__index__() >= 5
+        columns = self._unseen_columns()
+        packed = (None if columns is None else columns.packed(buffers=buffers)) or wire.pack(self.batch, buffers=buffers)
         if type(self) is DataProto and not self.non_tensor_batch and wire.agrees(packed):
             return rows_of, (packed, self.meta_info)
         objects = {key: list(rows) for key, rows in self.non_tensor_batch.items()}
@@ -427,6 +456,17 @@ class DataProto:
         made.batch, made.non_tensor_batch, made.meta_info = batch, objects, meta
         return made
 
+    @classmethod
+    def _of_unseen(cls, columns: Unseen, objects: dict[str, ObjectColumn], meta: dict[str, Any]) -> Self:
+        made = cls.__new__(cls)
+        made._unseen, made.non_tensor_batch, made.meta_info = columns, objects, meta
+        return made
+
+    def _unseen_columns(self) -> Unseen | None:
+        """What the columns would be made of, while nobody has looked at them or put others in their place."""
+        mine = vars(self)
+        return None if "batch" in mine else mine.get("_unseen")
+
     def _checked(self) -> DataProto:
         """The columns as the constructor takes them: a user may have assigned some since, `data.batch["x"] = ...`."""
         if not self.non_tensor_batch and col.is_even(self.batch):
@@ -435,17 +475,13 @@ class DataProto:
 
     def _cut(self, bounds: Sequence[int]) -> list[Self]:
         """Views of rows [bounds[i], bounds[i + 1]) for each i; the bounds run from 0 to the last row."""
-        source = self._checked()
-        tensors = moves.cut_tensors(source.batch, bounds)
-        objects = source.non_tensor_batch
-        return [
-            self._made_of(
-                batch,
-                {key: rows[start:stop] for key, rows in objects.items()} if objects else {},
-                mt.meta_of_rows(self.meta_info, range(start, stop), bounds[-1]),
-            )
-            for (start, stop), batch in zip(pairwise(bounds), tensors, strict=True)
-        ]
+        source, pairs = self._checked(), list(pairwise(bounds))
+        objects = [{key: rows[start:stop] for key, rows in source.non_tensor_batch.items()} for start, stop in pairs]
+        metas = [mt.meta_of_rows(self.meta_info, range(start, stop), bounds[-1]) for start, stop in pairs]
+        columns = unseen.parts(source.batch, pairs)
+        if columns is not None:
+            return list(map(self._of_unseen, columns, objects, metas))
+        return list(map(self._made_of, moves.cut_tensors(source.batch, bounds), objects, metas))
 
     def _map_values(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Apply a change that keeps shapes to the storage of every tensor column."""
@@ -469,7 +505,10 @@ class DataProto:
 
 def rows_of(packed: wire.Packed, meta: dict[str, Any]) -> DataProto:
     """Rows of what `wire.agrees` or `is_even` has passed: without checks, which would cost a tiny batch half as much again."""
-    return DataProto._made_of(wire.unpack(packed), {}, meta)
+    if wire.reads_shared():
+        return DataProto._made_of(wire.unpack(packed), {}, meta)
+    wire.check_version(packed)
+    return DataProto._of_unseen(Arrived(packed), {}, meta)
 
 
 def _rebuild(cls: type[DataProto], packed: wire.Packed, objects: dict[str, list[Any]], meta: dict[str, Any]) -> DataProto:

@@ -32,7 +32,7 @@ IN_BAND_BYTES = 4096
 FEW = 8
 """Tensors of up to so many elements are shown whole in errors."""
 
-TensorRecord: TypeAlias = tuple[str, tuple[int, ...], bytes | PickleBuffer]
+TensorRecord: TypeAlias = tuple[str, tuple[int, ...], bytes | bytearray | PickleBuffer]
 """Torch's name of the dtype, the shape, and the elements in C order."""
 ColumnRecord: TypeAlias = tuple[str, TensorRecord, int | None, int]
 """The column's name, its tensor (a jagged one's values), which of the batch's offsets it has (None: dense), its ragged dim."""
@@ -47,9 +47,7 @@ def pack(batch: Mapping[str, Tensor], *, buffers: bool) -> Packed:
     offsets: list[Tensor] = []
     columns: list[ColumnRecord] = []
     for key, column in batch.items():
-        if type(column) is Tensor and (record := _pack_plain(column, buffers)) is not None:
-            columns.append((key, record, None, 0))
-        elif not jg.is_jagged(column):
+        if not jg.is_jagged(column):
             check_layout(key, column)
             columns.append((key, _pack_tensor(column, buffers), None, 0))
         else:
@@ -61,17 +59,27 @@ def pack(batch: Mapping[str, Tensor], *, buffers: bool) -> Packed:
     return WIRE_VERSION, columns, [_pack_tensor(own, buffers) for own in offsets]
 
 
+def pack_arrays(arrays: Mapping[str, tuple[str, NDArray[Any]]], *, buffers: bool) -> Packed:
+    """`pack` of dense columns that are given as `array_of` has them."""
+    return WIRE_VERSION, [(key, _record(name, array, buffers), None, 0) for key, (name, array) in arrays.items()], []
+
+
 def unpack(packed: Packed) -> dict[str, Tensor]:
     """Records to columns on the CPU, private and writable or, inside `as_shared`, guarded views of what arrived."""
-    version, columns, records = packed
-    if version != WIRE_VERSION:
-        raise DataError(f"a batch of wire version {version} arrived, this process reads {WIRE_VERSION}; run one version")
-    tensor_of = _shared_tensor if getattr(_reading, "is_shared", False) else _private_tensor
+    check_version(packed)
+    _, columns, records = packed
+    tensor_of = _shared_tensor if reads_shared() else _private_tensor
     offsets = [_private_tensor(record) for record in records]
     return {
         key: tensor_of(record) if number is None else jg.jagged(tensor_of(record), offsets[number], ragged_dim)
         for key, record, number, ragged_dim in columns
     }
+
+
+def check_version(packed: Packed) -> None:
+    """DataError for records of another version than ours."""
+    if packed[0] != WIRE_VERSION:
+        raise DataError(f"a batch of wire version {packed[0]} arrived, this process reads {WIRE_VERSION}; run one version")
 
 
 def agrees(packed: Packed) -> bool:
@@ -81,13 +89,37 @@ def agrees(packed: Packed) -> bool:
     return not offsets and len(counts) == 1 and () not in counts
 
 
+def is_in_band(packed: Packed) -> bool:
+    """Whether all that is packed is in the records themselves."""
+    return all(type(data) is bytes for _, (_, _, data), _, _ in packed[1])
+
+
+def joined(parts: Sequence[Packed]) -> Packed | None:
+    """The records of the rows of all parts, in order: dense columns, in band; None where these differ in names or kinds."""
+    columns: list[ColumnRecord] = []
+    for same in zip(*(part[1] for part in parts), strict=False):
+        key, (name, shape, _), _, _ = same[0]
+        if any(column[0] != key or column[1][0] != name or column[1][1][1:] != shape[1:] for column in same):
+            return None
+        if not all(type(column[1][2]) is bytes for column in same):
+            return None
+        rows = sum([column[1][1][0] for column in same])
+        columns.append((key, (name, (rows, *shape[1:]), bytearray().join([column[1][2] for column in same])), None, 0))
+    return (WIRE_VERSION, columns, []) if all(len(part[1]) == len(columns) for part in parts) else None
+
+
 _reading = threading.local()
+
+
+def reads_shared() -> bool:
+    """Whether this is inside `as_shared`."""
+    return getattr(_reading, "is_shared", False)
 
 
 @contextmanager
 def as_shared() -> Iterator[None]:
     """In this block, and thread, tensors are unpacked as guarded views; whoever unpickles rows in it copies no large column."""
-    before = getattr(_reading, "is_shared", False)
+    before = reads_shared()
     _reading.is_shared = True
     try:
         yield
@@ -98,24 +130,26 @@ def as_shared() -> Iterator[None]:
 # A tiny batch is read and written in between other work, so most of its cost is code that is in no cache: here each call counts.
 
 
-def _pack_plain(tensor: Tensor, buffers: bool) -> TensorRecord | None:
-    """The record of a tensor that numpy takes as it is, which most are; else None."""
-    try:
-        array = tensor.numpy()
-    except (RuntimeError, TypeError):
-        return None
-    return _record(_numpys_name(array.dtype.char), array, buffers)
-
-
-def _pack_tensor(tensor: Tensor, buffers: bool) -> TensorRecord:
+def array_of(tensor: Tensor) -> tuple[str, NDArray[Any]]:
+    """Torch's name of a dense tensor's dtype, and its elements; they are shared with a tensor on the CPU."""
+    if type(tensor) is Tensor:
+        try:  # numpy takes most as they are
+            array = tensor.numpy()
+        except (RuntimeError, TypeError):
+            pass
+        else:
+            return _numpys_name(array.dtype.char), array
     name, carrier = _written_as(tensor.dtype)
     tensor = unguarded(tensor)
     bits = tensor if carrier is tensor.dtype else tensor.detach().resolve_conj().view(carrier)
     try:
-        array = bits.numpy()
+        return name, bits.numpy()
     except (RuntimeError, TypeError):  # it is on a device, has a graph, or is a lazy conjugate: `force` is slower
-        array = bits.numpy(force=True)
-    return _record(name, array, buffers)
+        return name, bits.numpy(force=True)
+
+
+def _pack_tensor(tensor: Tensor, buffers: bool) -> TensorRecord:
+    return _record(*array_of(tensor), buffers)
 
 
 def _record(name: str, array: NDArray[Any], buffers: bool) -> TensorRecord:
@@ -133,8 +167,8 @@ def _numpys_name(char: str) -> str:
 def _private_tensor(record: TensorRecord) -> Tensor:
     name, shape, data = record
     carrier, dtype = _read_as(name)
-    array: NDArray[Any] = np.ndarray(shape, carrier, data)  # type: ignore[arg-type]  # any buffer will do
-    tensor = torch.from_numpy(array.copy() if type(data) is bytes or not array.flags.writeable else array)
+    array: NDArray[Any] = np.ndarray(shape, carrier, bytearray(data) if type(data) is bytes else data)  # type: ignore[arg-type]
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     return tensor if dtype is None else tensor.view(dtype)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import DataProto, is_rows, wire
-from podium.protocol.columns import ObjectColumn, is_even
+from podium.protocol.columns import ObjectColumn
 from podium.protocol.data_proto import rows_of
 from podium.protocol.guard import SharedTensor
 from podium.protocol.meta import IMMUTABLE, copy_meta
@@ -146,9 +146,9 @@ def _small_rows(value: object) -> bytes | None:
     rows = value[0][0] if is_argument else value  # type: ignore[index]
     if type(rows) is not DataProto or not _is_plain(rows):
         return None
-    if not is_even(rows.batch) or any(column.nbytes > wire.IN_BAND_BYTES for column in rows.batch.values()):
+    packed = rows.in_band()
+    if packed is None:
         return None
-    packed = wire.pack(rows.batch, buffers=False)
     return (_ROWS_ARGUMENT if is_argument else _ROWS) + pickle.dumps((packed, rows.meta_info), protocol=5)
 
 
