@@ -135,7 +135,7 @@ def test_results_with_other_columns_are_refused():
 
 
 def send(mode: DispatchMode, *args: Any, ranks: int = 3, execute: Execute = Execute.ALL, **kwargs: Any) -> Any:
-    return dispatch(TableOfMeshes(ranks), mode, execute, args, kwargs)
+    return dispatch(TableOfMeshes(ranks), route_of(mode), execute, args, kwargs)
 
 
 def test_all_to_all_scatters_lists_and_copies_the_rest():
@@ -170,7 +170,7 @@ def test_dp_compute_takes_lists_and_tuples_alike_and_nothing_else_unsaid():
 def test_rank_zero_gets_arguments_as_they_are(mode: DispatchMode):
     sent, _ = send(mode, 5, [1, 2, 3, 4], execute=Execute.RANK_ZERO)
     assert [value.for_rank(0) for value in sent] == [5, [1, 2, 3, 4]]
-    assert collect(TableOfMeshes(3), mode, Execute.RANK_ZERO, {0: [9]}, ((), {})) == [9]
+    assert collect(TableOfMeshes(3), route_of(mode), Execute.RANK_ZERO, {0: [9]}, ((), {})) == [9]
 
 
 def test_a_direct_method_is_refused_on_the_group():
@@ -204,9 +204,9 @@ def test_without_a_function_first_it_says_so(args: tuple[Any, ...]):
 
 def padded_call(batch: DataProto, ranks: int, answer: Any, mode: DispatchMode = Dispatch.DP_COMPUTE_PROTO) -> Any:
     group = TableOfMeshes(ranks, auto_padding=True)
-    sent = dispatch(group, mode, Execute.ALL, (batch,), {})
+    sent = dispatch(group, route_of(mode), Execute.ALL, (batch,), {})
     answers = {rank: answer(sent[0][0].for_rank(rank)) for rank in range(ranks)}
-    return collect(group, mode, Execute.ALL, answers, sent)
+    return collect(group, route_of(mode), Execute.ALL, answers, sent)
 
 
 @pytest.mark.parametrize(("num_rows", "ranks"), [(5, 4), (1, 4), (4, 4), (7, 3), (0, 3), (9, 2)])
@@ -311,9 +311,9 @@ def test_a_registered_mode_is_a_member_and_can_be_updated_for_groups_that_exist(
     assert mode is cast(Any, Dispatch).BACKWARDS is Dispatch["BACKWARDS"] is Dispatch.from_name("backwards")
     assert (mode in Dispatch, "BACKWARDS" in Dispatch, "FORWARDS" in Dispatch) == (True, True, False)
     assert send(mode, [1, 2, 3])[0] == (PerRank([3, 2, 1]),)
-    assert collect(TableOfMeshes(2), mode, Execute.ALL, {0: "a", 1: "b"}, ((), {})) == ["b", "a"]
+    assert collect(TableOfMeshes(2), route_of(mode), Execute.ALL, {0: "a", 1: "b"}, ((), {})) == ["b", "a"]
     update_dispatch_mode(mode, reversed_ranks, lambda group, outputs: "new")
-    assert collect(TableOfMeshes(2), mode, Execute.ALL, {0: "a", 1: "b"}, ((), {})) == "new"
+    assert collect(TableOfMeshes(2), route_of(mode), Execute.ALL, {0: "a", 1: "b"}, ((), {})) == "new"
     with pytest.raises(RegistrationError, match="'BACKWARDS' exists already; update_dispatch_mode"):
         register_dispatch_mode("BACKWARDS", reversed_ranks, collect_all_to_all)
     with pytest.raises(RegistrationError, match="named like a Python constant"):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 from podium.errors import DispatchError, RegistrationError, unknown_name
 from podium.protocol import DataProto
@@ -111,6 +111,7 @@ class Route:
     value is copied. `outputs` has one entry per rank; only the mesh's collecting ranks send theirs, the others' are None.
     """
 
+    mode: DispatchMode
     dispatch_fn: Callable[..., Any]
     collect_fn: Callable[[Any, Any], Any]
     mesh_name: str | None = None
@@ -123,7 +124,7 @@ class Route:
 
 def dispatch_one_to_all(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
     """Every argument goes to every rank as it is."""
-    return _map_arguments(as_copy, args, kwargs)
+    return _map_named(partial(as_copy, group.world_size), args, kwargs)
 
 
 def dispatch_all_to_all(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
@@ -155,9 +156,11 @@ def collect_rank_zero(group: Ranks, output: Any) -> Any:
     return output
 
 
-def as_copy(value: Any) -> Sent:
-    """The value for every rank, unless it says itself what each rank gets."""
-    return value if isinstance(value, Copy | PerRank) else Copy(value)
+def as_copy(world_size: int, name: str, value: Any) -> Sent:
+    """The value for every rank, unless it says itself what each rank gets. DispatchError where it says that of other ranks."""
+    if isinstance(value, PerRank):
+        return one_per_rank_or_copy(world_size, name, value)
+    return value if isinstance(value, Copy) else Copy(value)
 
 
 def one_per_rank_or_copy(world_size: int, name: str, value: Any) -> Sent:
@@ -165,7 +168,7 @@ def one_per_rank_or_copy(world_size: int, name: str, value: Any) -> Sent:
     is_said = isinstance(value, PerRank)
     values = value.values if is_said else value
     if not is_said and not isinstance(values, list | tuple):
-        return as_copy(value)
+        return value if isinstance(value, Copy) else Copy(value)
     if not hasattr(values, "__len__") or not hasattr(values, "__getitem__") or isinstance(values, Mapping):
         raise DispatchError(f"{name} is PerRank of {type(values).__name__}: give a list with one value for each rank")
     if len(values) != world_size:
@@ -190,11 +193,11 @@ def dispatch_nd_compute_dataproto(mesh_name: str | None, group: Ranks, /, *args:
 
     def send(name: str, value: Any) -> Sent:
         if name not in batches:
-            return as_copy(value)
+            return as_copy(group.world_size, name, value)
         shards, padding = (
             partition_padded(value, mesh.dp_size) if padded else (partition_rows(value, mesh.dp_size), (0,) * mesh.dp_size)
         )
-        return Shards([shards[dp_rank] for dp_rank in mesh.dp_ranks], tuple(padding[dp_rank] for dp_rank in mesh.dp_ranks))
+        return Shards([shards[dp_rank] for dp_rank in mesh.dp_ranks], tuple([padding[dp_rank] for dp_rank in mesh.dp_ranks]))
 
     return _map_named(send, args, kwargs)
 
@@ -246,7 +249,7 @@ _BUILT_IN = {
     Dispatch.DP_COMPUTE_METRIC: (dispatch_dp_compute_data_proto, collect_all_to_all),
     Dispatch.DIRECT_ROLLOUT_METHOD: (_refuse_direct, collect_all_to_all),
 }
-ROUTES: dict[DispatchMode, Route] = {mode: Route(*functions, is_built_in=True) for mode, functions in _BUILT_IN.items()}
+ROUTES: dict[DispatchMode, Route] = {mode: Route(mode, *functions, is_built_in=True) for mode, functions in _BUILT_IN.items()}
 """What each member of `Dispatch` does. It is read at every call, so that an updated mode is updated for every group."""
 
 
@@ -257,7 +260,7 @@ def register_dispatch_mode(name: str, dispatch_fn: Callable[..., Any], collect_f
     """
     check_functions(dispatch_fn, collect_fn)
     mode = add_mode(name)
-    ROUTES[mode] = Route(dispatch_fn, collect_fn)
+    ROUTES[mode] = Route(mode, dispatch_fn, collect_fn)
     return mode
 
 
@@ -267,7 +270,7 @@ def update_dispatch_mode(mode: DispatchMode, dispatch_fn: Callable[..., Any], co
     if not isinstance(mode, DispatchMode):
         raise RegistrationError(f"the mode to update is a member of Dispatch, got {mode!r}")
     route_of(mode)
-    ROUTES[mode] = Route(dispatch_fn, collect_fn, is_built_in=_BUILT_IN.get(mode) == (dispatch_fn, collect_fn))
+    ROUTES[mode] = Route(mode, dispatch_fn, collect_fn, is_built_in=_BUILT_IN.get(mode) == (dispatch_fn, collect_fn))
 
 
 def get_predefined_dispatch_fn(mode: DispatchMode) -> dict[str, Callable[..., Any]]:
@@ -282,61 +285,52 @@ def route_of(mode: DispatchMode) -> Route:
     if route is not None:
         return route
     if isinstance(mode, MeshMode):
-        return _mesh_route(mode.mesh_name)
+        return _mesh_route(mode)
     if isinstance(mode, InPlaceMode):
-        return Route(mode.dispatch_fn, mode.collect_fn)
+        return Route(mode, mode.dispatch_fn, mode.collect_fn)
     raise RegistrationError(unknown_name("dispatch mode", mode.name, Dispatch.names()))
 
 
 @cache
-def _mesh_route(name: str) -> Route:
-    return Route(
-        partial(dispatch_nd_compute_dataproto, name), partial(collect_nd_compute_dataproto, name), name, is_built_in=True
-    )
+def _mesh_route(mode: MeshMode) -> Route:
+    name = mode.mesh_name
+    dispatch_fn, collect_fn = partial(dispatch_nd_compute_dataproto, name), partial(collect_nd_compute_dataproto, name)
+    return Route(mode, dispatch_fn, collect_fn, name, is_built_in=True)
 
 
-def dispatch(group: Ranks, mode: DispatchMode, execute: Execute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SentArguments:
+def dispatch(group: Ranks, route: Route, execute: Execute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SentArguments:
     """What every rank is sent. DispatchError where the arguments, or what a user's dispatch function made of them, do not fit.
 
     With Execute.RANK_ZERO a built-in mode leaves the arguments as they are.
     """
-    if execute is Execute.RANK_ZERO and not isinstance(mode, UserMode | DirectMode):
-        return _map_arguments(as_copy, args, kwargs)
-    route = route_of(mode)
+    if execute is Execute.RANK_ZERO and not isinstance(route.mode, (UserMode, DirectMode)):
+        return dispatch_one_to_all(group, *args, **kwargs)
     dispatched = route.dispatch_fn(group, *args, **kwargs)
-    if not route.is_built_in and not _is_dispatched(dispatched):
+    if route.is_built_in:
+        return cast(SentArguments, dispatched)
+    if not (isinstance(dispatched, tuple) and len(dispatched) == 2 and isinstance(dispatched[1], Mapping)):
         raise DispatchError(f"a dispatch_fn returns (args, kwargs), got {dispatched!r}")
-    sent, named = dispatched
-    if not sent and not named:
-        return (), {}
-    if execute is Execute.RANK_ZERO:
-        return _map_arguments(as_copy, sent, named)
-    return _map_named(partial(one_per_rank_or_copy, group.world_size), sent, named)
+    said = as_copy if execute is Execute.RANK_ZERO else one_per_rank_or_copy
+    return _map_named(partial(said, group.world_size), *dispatched)
 
 
-def collect(group: Ranks, mode: DispatchMode, execute: Execute, answers: Mapping[int, Any], sent: SentArguments) -> Any:
+def collect(group: Ranks, route: Route, execute: Execute, answers: Mapping[int, Any], sent: SentArguments) -> Any:
     """What the caller gets of the ranks' answers. DispatchError where they do not fit together."""
     if execute is Execute.RANK_ZERO:
-        return route_of(mode).collect_fn(group, answers[0]) if isinstance(mode, UserMode) else answers[0]
-    if isinstance(mode, BatchMode):
+        return route.collect_fn(group, answers[0]) if isinstance(route.mode, UserMode) else answers[0]
+    if isinstance(route.mode, BatchMode):
         padded = next((value for value in (*sent[0], *sent[1].values()) if isinstance(value, Shards)), None)
         if padded is not None and any(padded.padding):
             answers = {rank: padded.trim(rank, answer) for rank, answer in answers.items()}
-    return route_of(mode).collect_fn(group, list(answers.values()))
+    return route.collect_fn(group, list(answers.values()))
 
 
 # -- inside --------------------------------------------------------------------------------------------------------------
 
 
-def _is_dispatched(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
-
-
-def _map_arguments(send: Callable[[Any], Sent], args: Iterable[Any], kwargs: Mapping[str, Any]) -> SentArguments:
-    return tuple(map(send, args)), {name: send(value) for name, value in kwargs.items()}
-
-
 def _map_named(send: Callable[[str, Any], Sent], args: Iterable[Any], kwargs: Mapping[str, Any]) -> SentArguments:
+    if not args and not kwargs:
+        return (), {}
     positional = tuple([send(_position(number), value) for number, value in enumerate(args)])
     return positional, {name: send(_keyword(name), value) for name, value in kwargs.items()}
 
@@ -344,8 +338,11 @@ def _map_named(send: Callable[[str, Any], Sent], args: Iterable[Any], kwargs: Ma
 def _batches_of_equal_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments that are rows, by the name that messages give them; DispatchError where they differ in length."""
     named = {_position(number): value for number, value in enumerate(args)}
-    named |= {_keyword(name): value for name, value in kwargs.items()}
+    if kwargs:
+        named |= {_keyword(name): value for name, value in kwargs.items()}
     batches = {name: value for name, value in named.items() if is_rows(value)}
+    if len(batches) == 1:
+        return batches
     if not batches:
         got = ", ".join(type(value).__name__ for value in named.values()) or "no arguments"
         raise DispatchError(f"needs a DataProto or TensorDict whose rows can be split over the ranks, got {got}")

@@ -217,4 +217,4 @@ def _awaitable(get: Callable[[], R]) -> asyncio.Future[R]:
 
 def is_future(value: object) -> bool:
     """Whether the value is the result of a call that may still run."""
-    return isinstance(value, GroupFuture | FutureList)
+    return isinstance(value, (GroupFuture, FutureList))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from podium.errors import DataError, DispatchError
 from podium.single_controller.crew import Crew
@@ -64,20 +64,6 @@ class Method:
         """Whether the group returns one result per rank."""
         return isinstance(self.registration.dispatch_mode, ListMode) and self.registration.execute_mode is Execute.ALL
 
-    @property
-    def joins_rows(self) -> bool:
-        """Whether the ranks' rows become one batch, as the built-in modes make it: no function of a user sees them before."""
-        mode = self.registration.dispatch_mode
-        return isinstance(mode, BatchMode) and route_of(mode).is_built_in
-
-    @property
-    def reply(self) -> Reply:
-        """What its ranks send back: rows that nobody waits for stay where they are made."""
-        registration = self.registration
-        if self.joins_rows and (registration.by_reference or not registration.blocking):
-            return Reply.REFERENCE
-        return Reply.PLAIN if self.returns_list and not registration.blocking else Reply.VALUE
-
 
 class Invocation:
     """One call of a method with its arguments: sent once, collected once."""
@@ -90,6 +76,9 @@ class Invocation:
         self._args = args
         self._kwargs = kwargs
         self._timeout_s = timeout_s
+        self._route = route_of(method.registration.dispatch_mode)
+        self._joins_rows = self._route.is_built_in and isinstance(self._route.mode, BatchMode)
+        """Whether the ranks' rows become one batch, as the built-in modes make it: no function of a user sees them before."""
         self._sent: SentArguments = ((), {})
         self._traffic = recording()
 
@@ -115,7 +104,7 @@ class Invocation:
             return FutureList(references, self._watched(Settling(pending, self._collect)))
         must_wait = crew.has_deferred or self._has_running_arguments()
         sent = self._send_later() if must_wait else self._send_now()
-        kind = DataProtoFuture if self._method.joins_rows else GroupFuture
+        kind = DataProtoFuture if self._joins_rows else GroupFuture
         return kind(self._watched(Settling(sent, self._collect)))
 
     def _watched(self, settling: Settling[Any]) -> Settling[Any]:
@@ -145,7 +134,7 @@ class Invocation:
     def _resolve(self) -> None:
         """Put the values of futures in their place."""
         if (self._args or self._kwargs) and self._method.registration.materialize_futures:
-            value = _value if route_of(self._method.registration.dispatch_mode).is_built_in else _whole_value
+            value = _value if self._route.is_built_in else _whole_value
             self._args = tuple(map(value, self._args))
             self._kwargs = {name: value(argument) for name, argument in self._kwargs.items()}
 
@@ -156,22 +145,28 @@ class Invocation:
     def _send(self) -> PendingCall:
         registration = self._method.registration
         try:
-            self._sent = dispatch(self._group, registration.dispatch_mode, registration.execute_mode, self._args, self._kwargs)
-            check_reads(self._group, registration, self._sent)
-            collects = self._group.mesh(route_of(registration.dispatch_mode).mesh_name).collects
+            self._sent = dispatch(self._group, self._route, registration.execute_mode, self._args, self._kwargs)
+            check_reads(self._group, registration.rows.reads, self._sent)
+            quiet = self._group.mesh(self._route.mesh_name).quiet_ranks
         except (DispatchError, DataError) as error:
             raise self._named(error) from error
         self._args, self._kwargs = (), {}
         ranks = range(self._group.world_size) if registration.execute_mode is Execute.ALL else range(1)
-        quiet = () if all(collects) else [rank for rank in ranks if not collects[rank]]
         calls = self._rank_calls(ranks)
         if self._traffic is not None:
             different = {id(call): call for call in calls.values()}.values()
             for call in different:
                 self._traffic.sent(self._method.full_name, (*call.args, *call.kwargs.values()))
-        if not isinstance(registration.dispatch_mode, BatchMode):
+        if not isinstance(self._route.mode, BatchMode):
             self._sent = ((), {})  # what was sent is asked for padding, when rows are collected: nothing else keeps it alive
-        return self._group.crew.submit(self._method.full_name, calls, self._method.reply, quiet, self._timeout_s)
+        return self._group.crew.submit(self._method.full_name, calls, self._reply(), quiet, self._timeout_s)
+
+    def _reply(self) -> Reply:
+        """What the ranks send back: rows that nobody waits for stay where they are made."""
+        registration = self._method.registration
+        if self._joins_rows and (registration.by_reference or not registration.blocking):
+            return Reply.REFERENCE
+        return Reply.PLAIN if self._method.returns_list and not registration.blocking else Reply.VALUE
 
     def _rank_calls(self, ranks: range) -> dict[int, RankCall]:
         """Each rank's call; ranks whose arguments are the same objects share one."""
@@ -190,22 +185,21 @@ class Invocation:
         args, kwargs = self._sent
         mine = tuple([value.for_rank(rank) for value in args])
         named = {name: value.for_rank(rank) for name, value in kwargs.items()}
-        zero_copy, is_joined = self._method.registration.rows.zero_copy, self._method.joins_rows
-        return RankCall(self._method.role, self._method.name, mine, named, zero_copy, is_joined)
+        method = self._method
+        return RankCall(method.role, method.name, mine, named, method.registration.rows.zero_copy, self._joins_rows)
 
     def _collect(self, answers: dict[int, Any]) -> Any:
         registration = self._method.registration
         if self._traffic is not None:
             self._traffic.returned(self._method.full_name, answers.values())
         try:
-            check_writes(self._group, registration, answers)
-            return collect(self._group, registration.dispatch_mode, registration.execute_mode, answers, self._sent)
+            check_writes(self._group, self._route, registration.rows.writes, answers)
+            return collect(self._group, self._route, registration.execute_mode, answers, self._sent)
         except (DispatchError, DataError) as error:
             raise self._named(error) from error
 
     def _named(self, error: Exception) -> DispatchError:
-        mode = self._method.registration.dispatch_mode.name
-        return DispatchError(f"{self._group.crew.name}.{self._method.full_name} ({mode}): {error}")
+        return DispatchError(f"{self._group.crew.name}.{self._method.full_name} ({self._route.mode.name}): {error}")
 
 
 class GroupCall(Generic[P, R]):
@@ -223,7 +217,8 @@ class GroupCall(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self._check_arguments(args, kwargs)
         invocation = Invocation(self._group, self._method, args, kwargs, self._timeout_s)
-        return cast(R, invocation.blocking() if self._method.registration.blocking else invocation.future())
+        result: Any = invocation.blocking() if self._method.registration.blocking else invocation.future()
+        return result  # type: ignore[no-any-return]  # of type R, as `register` says
 
     def options(self, *, timeout: float | None = None) -> GroupCall[P, R]:
         """The same call with a time limit of its own, in seconds."""

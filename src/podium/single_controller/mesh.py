@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 from podium.errors import DispatchError
@@ -54,15 +55,20 @@ class Mesh:
                 f"Each dp_rank from 0 up needs exactly one rank that collects.\n{self}"
             )
 
-    @property
+    @cached_property
     def dp_size(self) -> int:
         """The number of shards."""
         return max(self.dp_ranks) + 1
 
-    @property
+    @cached_property
     def collecting_ranks(self) -> list[int]:
         """The ranks whose results count, in the order of their shards."""
         return sorted((rank for rank, collects in enumerate(self.collects) if collects), key=self.dp_ranks.__getitem__)
+
+    @cached_property
+    def quiet_ranks(self) -> tuple[int, ...]:
+        """The ranks whose results do not count."""
+        return tuple([rank for rank, collects in enumerate(self.collects) if not collects])
 
     def __str__(self) -> str:
         rows = zip(self.dp_ranks, self.collects, strict=True)

@@ -93,17 +93,22 @@ class PendingCall:
 
     def is_over(self, wait_s: float = 0.0) -> bool:
         """Whether every rank has answered, or one has failed, or the call's time is over; waits for it up to `wait_s`."""
-        give_up = min(self.began + self.timeout_s, time.monotonic() + wait_s)
+        give_up = time.monotonic() + wait_s
         if not self._lock.acquire(timeout=min(max(0.0, wait_s), threading.TIMEOUT_MAX)):
             return False  # another thread waits for this call right now, so it is not over
         try:
-            while self._silent and not self._failures:
-                self._take(max(0.0, give_up - time.monotonic()))
-                if time.monotonic() >= give_up:
-                    break
-            return not self._silent or self.has_failed
+            return self._is_over(give_up)
         finally:
             self._lock.release()
+
+    def _is_over(self, give_up: float) -> bool:
+        """`is_over` with the lock held; waits until that moment of `time.monotonic`."""
+        give_up = min(self.began + self.timeout_s, give_up)
+        while self._silent and not self._failures:
+            self._take(max(0.0, give_up - time.monotonic()))
+            if self._silent and time.monotonic() >= give_up:
+                break
+        return not self._silent or self.has_failed
 
     def finish(self) -> dict[int, Any]:
         """Every rank's answer, in rank order; to be asked for once.
@@ -113,7 +118,7 @@ class PendingCall:
         """
         with self._lock:
             look_again_s = self.slow_after_s / LOOKS_BEFORE_SLOW
-            while not self.is_over(look_again_s):
+            while not self._is_over(time.monotonic() + look_again_s):
                 if self._name_stragglers():
                     look_again_s = self.age_s  # ever more seldom
             if self._failures:

@@ -5,22 +5,21 @@ Names only: what kind of column a name stands for is the business of those who m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from podium.errors import DispatchError, nearest
 from podium.protocol.rows import column_names, is_rows
-from podium.single_controller.dispatch import Copy, Ranks, SentArguments, Shards, route_of
+from podium.single_controller.dispatch import Copy, Ranks, Route, SentArguments, Shards
 from podium.single_controller.modes import BatchMode
-from podium.single_controller.registration import Registration
 
 
-def check_reads(group: Ranks, registration: Registration, sent: SentArguments) -> None:
+def check_reads(group: Ranks, reads: Sequence[str] | None, sent: SentArguments) -> None:
     """DispatchError where the batches that a rank is about to be sent lack, together, a column that the method reads.
 
     A rank that is sent no rows at all, as a user's mode may have it, is not looked at.
     """
-    if not registration.rows.reads:
+    if not reads:
         return
     args, kwargs = sent
     every = (*args, *kwargs.values())
@@ -29,23 +28,22 @@ def check_reads(group: Ranks, registration: Registration, sent: SentArguments) -
         values = [value.for_rank(rank) for value in every]
         names = [column_names(value) for value in values if is_rows(value)]
         if names:
-            _check(registration.rows.reads, set().union(*names), "the method reads the column", "which no batch of the call has")
+            _check(reads, set().union(*names), "the method reads the column", "which no batch of the call has")
 
 
-def check_writes(group: Ranks, registration: Registration, answers: Mapping[int, Any]) -> None:
+def check_writes(group: Ranks, route: Route, writes: Sequence[str] | None, answers: Mapping[int, Any]) -> None:
     """DispatchError where the rows that a collecting rank returned lack a column that the method declares to write.
 
     In a batch mode None lacks them all. Answers of any other kind are left to the mode.
     """
-    mode, writes = registration.dispatch_mode, registration.rows.writes
     if not writes:
         return
-    for rank in group.mesh(route_of(mode).mesh_name).collecting_ranks:
+    for rank in group.mesh(route.mesh_name).collecting_ranks:
         answer = answers.get(rank)
         if is_rows(answer):
             what = f"rank {rank} returned rows without the column"
             _check(writes, column_names(answer), what, "which the method declares to write")
-        elif answer is None and isinstance(mode, BatchMode):
+        elif answer is None and isinstance(route.mode, BatchMode):
             names = ", ".join(writes)
             raise DispatchError(
                 f"rank {rank} returned None, but the method declares to write {names}: return rows that have them"

@@ -77,7 +77,9 @@ def connection() -> object | None:
 
     Every call asks, so it has to cost less than `session`.
     """
-    return cast(object | None, cast(Any, ray.get_runtime_context()).worker.node)
+    context: Any = ray.get_runtime_context()
+    node: object | None = context.worker.node
+    return node
 
 
 def nodes() -> list[Node]:

@@ -31,23 +31,23 @@ class Lines:
 
     def __init__(self, caller: str) -> None:
         self._caller = caller
-        self._sent: Counter[int] = Counter()
-        self._open: Counter[int] = Counter()
+        self._sent: dict[int, int] = {}
+        self._open: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def place(self, rank: int, *, counts: bool) -> Order | None:
         """The order of a call that is sent now; None where no other of its caller is under way."""
         with self._lock:
-            order = Order(self._caller, self._sent[rank], counts)
-            is_alone = self._caller == OWNER and counts and not self._open[rank]
-            self._sent[rank] += counts
-            self._open[rank] += 1
-        return None if is_alone else order
+            sent, under_way = self._sent.get(rank, 0), self._open.get(rank, 0)
+            self._sent[rank], self._open[rank] = sent + counts, under_way + 1
+        is_alone = self._caller == OWNER and counts and not under_way
+        return None if is_alone else Order(self._caller, sent, counts)
 
     def answered(self, ranks: Sequence[int]) -> None:
         """A call of each of these ranks has come back, one way or another."""
         with self._lock:
-            self._open.subtract(ranks)
+            for rank in ranks:
+                self._open[rank] -= 1
 
 
 class Turns:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
 
 import ray
 
@@ -16,13 +16,12 @@ from podium.single_controller.runtime.ray.actor import is_reference
 from podium.single_controller.runtime.ray.store import shipped
 
 
-@dataclass(frozen=True)
-class Sent:
+class Sent(NamedTuple):
     """Nothing, one packed piece, or arguments that only Ray may carry."""
 
     packed: Any = None
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = MappingProxyType({})
     bodies: tuple[Any, ...] = ()
     """References of rows that the rank reads from where they lie."""
 
@@ -32,7 +31,7 @@ class Sent:
         if not call.args and not call.kwargs:
             return cls()
         refs: list[Any] = []
-        args = tuple(shipped(value, refs, zero_copy=call.zero_copy) for value in call.args)
+        args = tuple([shipped(value, refs, zero_copy=call.zero_copy) for value in call.args])
         kwargs = {name: shipped(value, refs, zero_copy=call.zero_copy) for name, value in call.kwargs.items()}
         try:
             packed = pack((args, kwargs), is_reference, shared=call.zero_copy)
