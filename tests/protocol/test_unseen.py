@@ -204,7 +204,7 @@ def test_large_columns_travel_beside_the_message_and_are_not_copied_to_be_packed
     buffers: list[pickle.PickleBuffer] = []
     message = pickle.dumps(part, protocol=5, buffer_callback=buffers.append)
     assert len(message) < 1000
-    assert part.in_band() is None
+    assert part.packed_if_small() is None
     address = data.batch["x"][2048:].data_ptr()
     assert np.frombuffer(buffers[0], np.float32).__array_interface__["data"][0] == address
     arrived = pickle.loads(message, buffers=[bytearray(buffer) for buffer in buffers])

@@ -18,6 +18,8 @@ from hypothesis import given
 
 from podium.errors import DataError
 from podium.protocol import DataProto, wire
+from podium.protocol.arrays import arrays_of
+from podium.protocol.data_proto import rows_of
 from podium.protocol.jagged import jagged, parts
 from tests.protocol.builders import FOUR, ROWS, Row, batch_of, check, lists_of, ragged
 
@@ -193,7 +195,7 @@ def test_a_tiny_batch_is_one_short_message_of_pythons_own_types() -> None:
     blob = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
     assert not buffers
     assert len(blob) < 400
-    assert _globals_of(blob) == {"_rebuild", "DataProto"}
+    assert _globals_of(blob) == {"rows_of"}
     assert _globals_of(pickle.dumps(data.select(["a"], []), protocol=5)) == {"rows_of"}
 
 
@@ -262,12 +264,12 @@ def test_a_shallow_copy_shares_storage_and_no_table() -> None:
 def test_a_dtype_that_this_torch_does_not_have_is_refused() -> None:
     for name in ("float3", "nn"):
         with pytest.raises(DataError, match=f"dtype '{name}' arrived, which torch"):
-            wire.unpack((wire.WIRE_VERSION, [("x", (name, (1,), b"x"), None, 0)], []))
+            rows_of((wire.WIRE_VERSION, [("x", (name, (1,), b"x"), None, 0)], []), {})
 
 
 def test_shared_offsets_are_shared_on_arrival_and_sent_once() -> None:
     data = batch_of(FOUR)
-    assert len(wire.pack(data.batch, buffers=True)[2]) == 2
+    assert len(wire.pack(arrays_of(data.batch), buffers=True)[2]) == 2
     for received in (_in_band(data), _out_of_band(data, read_only=True)):
         check(received, FOUR)
         assert parts(received.batch["tokens"])[1] is parts(received.batch["gains"])[1]
@@ -281,7 +283,7 @@ def test_a_slice_sends_its_own_rows_only() -> None:
 def test_another_wire_version_is_refused() -> None:
     packed = (wire.WIRE_VERSION + 1, [], [])
     with pytest.raises(DataError, match=f"wire version {wire.WIRE_VERSION + 1} arrived, this process reads {wire.WIRE_VERSION}"):
-        wire.unpack(packed)
+        rows_of(packed, {})
 
 
 def test_the_graph_stays_at_home() -> None:

@@ -23,7 +23,7 @@ from podium.protocol.data_proto import DataProto
 from podium.protocol.kinds import Kind, about_bytes, tensor_bytes
 from podium.protocol.row_moves import map_values
 
-SMALL_BYTES = 64 * 1024
+SMALL_BYTES = 32 * 1024
 """A dense column, or one of objects, of a rank's result up to this size comes with the header."""
 OURS = ("<numbers ", "<lengths ")
 """What the names begin with of columns that `RemoteRows` adds to a user's."""

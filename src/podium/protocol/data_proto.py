@@ -28,11 +28,12 @@ from podium.protocol import disk, indexing, joining, memory, merging, row_dicts,
 from podium.protocol import jagged as jg
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
+from podium.protocol.arrays import arrays_of
 from podium.protocol.columns import ObjectColumn
 from podium.protocol.indexing import LastBatch, RowIndex
 from podium.protocol.merging import MetaPolicy
 from podium.protocol.row_dicts import DataProtoItem
-from podium.protocol.unseen import Arrived, Unseen
+from podium.protocol.unseen import Arrived, Cut, Unseen, Whole
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -185,11 +186,11 @@ class DataProto:
         if stride != 1:
             return self.select_idxs(torch.arange(first, last, stride) if (last - first) * stride > 0 else torch.arange(0))
         last = max(first, last)
-        return self._map_rows(
-            lambda column: column[first:last],
-            lambda offsets: (slice(int(offsets[first]), int(offsets[last])), offsets[first : last + 1] - offsets[first]),
-            lambda rows: rows[first:last],
-            range(first, last),
+        source = self._checked()
+        return self._made_of(
+            moves.slice_tensors(source.batch, first, last),
+            {key: rows[first:last] for key, rows in source.non_tensor_batch.items()},
+            mt.meta_of_rows(self.meta_info, range(first, last), len(source)),
         )
 
     def select_idxs(self, index: RowIndex) -> Self:
@@ -233,8 +234,9 @@ class DataProto:
         """Exactly `num_parts` consecutive parts whose sizes differ by at most one; empty parts keep their columns."""
         if num_parts < 1:
             raise DataError(f"partition needs at least one part, got {num_parts}")
-        size, extra = divmod(len(self), num_parts)
-        return self._cut([part * size + min(part, extra) for part in range(num_parts + 1)])
+        whole = self._plain_whole()
+        size, extra = divmod(len(self) if whole is None else whole.arrays.num_rows, num_parts)
+        return self._cut([part * size + min(part, extra) for part in range(num_parts + 1)], whole)
 
     def chunk(self, chunks: int) -> list[Self]:
         """`chunks` parts of equal size. ChunkError when the rows do not divide; `partition` takes any number."""
@@ -246,7 +248,7 @@ class DataProto:
         """Consecutive parts of `split_size` rows; the last one may be short. A batch of no rows has no parts."""
         if split_size < 1:
             raise DataError(f"split needs parts of at least one row, got split_size={split_size}")
-        return self._cut([*range(0, len(self), split_size), len(self)])
+        return self._cut([*range(0, len(self), split_size), len(self)], self._plain_whole())
 
     def make_iterator(
         self,
@@ -286,9 +288,9 @@ class DataProto:
             raise DataError("concat needs at least one batch")
         if missing not in ("error", "none"):
             raise DataError(f"missing columns are an 'error' or filled with 'none', got {missing!r}")
-        made = unseen.joined([part._unseen_columns() for part in parts])
-        if made is not None and not any(part.non_tensor_batch for part in parts):
-            return cls._made_of(made, {}, merging.merge_meta([part.meta_info for part in parts], parts, meta_policies))
+        joined = None if any(part.non_tensor_batch for part in parts) else unseen.joined([p._unseen_columns() for p in parts])
+        if joined is not None:
+            return cls._of_unseen(joined, {}, merging.merge_meta([part.meta_info for part in parts], parts, meta_policies))
         tensors, objects, metas = zip(*(part._tables() for part in parts), strict=True)
         if missing == "none":
             tensors, objects = moves.none_for_missing(tensors, objects, [len(part) for part in parts])
@@ -418,23 +420,21 @@ class DataProto:
     def __copy__(self) -> Self:
         return self.select()
 
-    def in_band(self) -> wire.Packed | None:
-        """The tensor columns as records that hold all there is; None unless they are plain, of one row count, and small."""
+    def packed_if_small(self) -> wire.Packed | None:
+        """The tensor columns as records that belong in a message; None where one of them has many bytes."""
         columns = self._unseen_columns()
-        if columns is not None:
-            return columns.in_band()
-        if not col.is_even(self.batch) or any(column.nbytes > wire.IN_BAND_BYTES for column in self.batch.values()):
-            return None
-        return wire.pack(self.batch, buffers=False)
+        return wire.packed_if_small(arrays_of(self._checked().batch)) if columns is None else columns.packed_if_small()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         buffers = protocol.__index__() >= 5
-        columns = self._unseen_columns()
-        packed = (None if columns is None else columns.packed(buffers=buffers)) or wire.pack(self.batch, buffers=buffers)
-        if type(self) is DataProto and not self.non_tensor_batch and wire.agrees(packed):
-            return rows_of, (packed, self.meta_info)
+        columns = None if self.non_tensor_batch else self._unseen_columns()
+        packed = (
+            wire.pack(arrays_of(self._checked().batch), buffers=buffers) if columns is None else columns.packed(buffers=buffers)
+        )
         objects = {key: list(rows) for key, rows in self.non_tensor_batch.items()}
-        return _rebuild, (type(self), packed, objects, self.meta_info)
+        if type(self) is not DataProto:
+            return _rebuild, (type(self), packed, objects, self.meta_info)
+        return rows_of, (packed, self.meta_info, objects) if objects else (packed, self.meta_info)
 
     def __repr__(self) -> str:
         columns = [f"{key}: {wire.describe(column)}" for key, column in self.batch.items()]
@@ -473,15 +473,21 @@ class DataProto:
             return self
         return DataProto(self.batch, self.non_tensor_batch)
 
-    def _cut(self, bounds: Sequence[int]) -> list[Self]:
-        """Views of rows [bounds[i], bounds[i + 1]) for each i; the bounds run from 0 to the last row."""
-        source, pairs = self._checked(), list(pairwise(bounds))
+    def _plain_whole(self) -> Whole | None:
+        """The columns as plain ones, which there is nothing to check of; None where there are others."""
+        return None if self.non_tensor_batch else unseen.plain_whole(self.batch)
+
+    def _cut(self, bounds: Sequence[int], whole: Whole | None) -> list[Self]:
+        """Views of rows [bounds[i], bounds[i + 1]) for each i, of `_plain_whole`; the bounds run from 0 to the last row."""
+        source = self if whole is not None else self._checked()
+        whole = whole or unseen.checked_whole(source.batch)
+        pairs = list(pairwise(bounds))
         objects = [{key: rows[start:stop] for key, rows in source.non_tensor_batch.items()} for start, stop in pairs]
         metas = [mt.meta_of_rows(self.meta_info, range(start, stop), bounds[-1]) for start, stop in pairs]
-        columns = unseen.parts(source.batch, pairs)
-        if columns is not None:
-            return list(map(self._of_unseen, columns, objects, metas))
-        return list(map(self._made_of, moves.cut_tensors(source.batch, bounds), objects, metas))
+        if whole is None:
+            return list(map(self._made_of, moves.cut_tensors(source.batch, bounds), objects, metas))
+        columns = [Cut(whole, start, stop) for start, stop in pairs]
+        return list(map(self._of_unseen, columns, objects, metas))
 
     def _map_values(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Apply a change that keeps shapes to the storage of every tensor column."""
@@ -503,13 +509,22 @@ class DataProto:
         )
 
 
-def rows_of(packed: wire.Packed, meta: dict[str, Any]) -> DataProto:
-    """Rows of what `wire.agrees` or `is_even` has passed: without checks, which would cost a tiny batch half as much again."""
-    if wire.reads_shared():
-        return DataProto._made_of(wire.unpack(packed), {}, meta)
-    wire.check_version(packed)
-    return DataProto._of_unseen(Arrived(packed), {}, meta)
+def rows_of(
+    packed: wire.Packed,
+    meta: dict[str, Any],
+    objects: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    as_views: bool | None = None,
+) -> DataProto:
+    """Rows that were checked where they were packed: to check them again would cost a tiny batch half as much again.
+
+    `as_views`: whether their columns are guarded views of what came, and not private; None asks `wire.as_shared`.
+    """
+    wire.check_readable(packed)
+    columns = {key: col.object_column(rows) for key, rows in objects.items()} if objects else {}
+    return DataProto._of_unseen(Arrived(packed, wire.reads_shared() if as_views is None else as_views), columns, meta)
 
 
 def _rebuild(cls: type[DataProto], packed: wire.Packed, objects: dict[str, list[Any]], meta: dict[str, Any]) -> DataProto:
-    return cls(wire.unpack(packed), objects, meta)
+    wire.check_readable(packed)
+    return cls(wire.unpack(packed, as_views=wire.reads_shared()), objects, meta)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
-from podium.protocol import wire
+from podium.protocol.arrays import dtype_of
 from podium.protocol.columns import ObjectColumn, object_column
 from podium.protocol.data_proto import DataProto
 
@@ -51,13 +51,13 @@ class Kind:
         """Bytes of a row of a dense column, of a value of a jagged one; about as many as a row of objects has."""
         if self.is_object:
             return self.object_bytes
-        return int(np.prod(self.row_shape, dtype=np.int64)) * wire.dtype_of(self.dtype).itemsize
+        return int(np.prod(self.row_shape, dtype=np.int64)) * dtype_of(self.dtype).itemsize
 
     def empty(self) -> Tensor | ObjectColumn:
         """A column of this kind and no rows."""
         if self.is_object:
             return object_column([])
-        values = torch.empty((0, *self.row_shape), dtype=wire.dtype_of(self.dtype))
+        values = torch.empty((0, *self.row_shape), dtype=dtype_of(self.dtype))
         return jg.jagged(values, torch.zeros(1, dtype=torch.int64), self.ragged_dim) if self.ragged_dim else values
 
     def __str__(self) -> str:

@@ -54,6 +54,15 @@ def map_rows(
     return {key: move(column) for key, column in batch.items()}
 
 
+def slice_tensors(batch: Mapping[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
+    """Rows [start, stop) of every column, as views."""
+    return map_rows(
+        batch,
+        lambda column: column[start:stop],
+        lambda offsets: (slice(int(offsets[start]), int(offsets[stop])), offsets[start : stop + 1] - offsets[start]),
+    )
+
+
 def cut_tensors(batch: Mapping[str, Tensor], bounds: Sequence[int]) -> list[dict[str, Tensor]]:
     """Rows [bounds[i], bounds[i + 1]) of every column, for each i, as views; the bounds run from 0 to the last row."""
     if len(bounds) == 2:

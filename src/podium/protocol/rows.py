@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 Rows: TypeAlias = "DataProto | RemoteRows | TensorDict"
+_OURS = (DataProto, RemoteRows)
 RowsT = TypeVar("RowsT", bound="DataProto | RemoteRows | TensorDict")
 
 
 def is_rows(value: object) -> TypeGuard[Rows]:
     """Whether the value is a batch: a DataProto, `RemoteRows`, or a TensorDict (of one batch dim, which using it will check)."""
-    return isinstance(value, DataProto | RemoteRows) or _is_tensordict(value)
+    return isinstance(value, _OURS) or _is_tensordict(value)
 
 
 def num_rows(rows: Rows) -> int:
     """B. DataError for a TensorDict of more than one batch dim."""
-    if isinstance(rows, DataProto | RemoteRows):
+    if isinstance(rows, _OURS):
         return len(rows)
     from podium.protocol import tensordicts
 
@@ -52,12 +53,14 @@ def column_names(rows: Rows) -> set[str]:
 
 def is_padding_enabled(rows: Rows) -> bool:
     """Whether dispatch may pad the rows (`DataProto.is_padding_enabled`; in a TensorDict, `AUTO_PADDING_KEY` set to true)."""
-    return _proto(rows).is_padding_enabled()
+    return (rows if isinstance(rows, _OURS) else as_proto(rows)).is_padding_enabled()
 
 
 def partition_rows(rows: RowsT, parts: int) -> list[RowsT]:
     """Exactly `parts` consecutive shards whose sizes differ by at most one; views. Empty shards keep their columns."""
-    return [_like(rows, part) for part in _proto(rows).partition(parts)]
+    if isinstance(rows, _OURS):
+        return cast("list[RowsT]", rows.partition(parts))
+    return [_like(rows, part) for part in as_proto(rows).partition(parts)]
 
 
 def partition_padded(rows: RowsT, parts: int) -> tuple[list[RowsT], tuple[int, ...]]:
@@ -113,6 +116,8 @@ def unpad_dataproto(rows: RowsT, pad_size: int) -> RowsT:
 
 def concat_rows(parts: Sequence[RowsT]) -> RowsT:
     """The rows of all parts in order, of the parts' kind, as `DataProto.concat`. DataError when they are of two kinds."""
+    if all(type(part) is DataProto for part in parts):
+        return cast(RowsT, DataProto.concat(cast("Sequence[DataProto]", parts)))
     kinds = {_kind_of(part) for part in parts}
     if len(kinds) > 1:
         names = ", ".join(f"part {number}: {type(part).__name__}" for number, part in enumerate(parts))

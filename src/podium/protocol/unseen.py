@@ -9,26 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
-from numpy.typing import NDArray
 from torch import Tensor
 
+from podium.protocol import row_moves as moves
 from podium.protocol import wire
-from podium.protocol.columns import is_even
+from podium.protocol.arrays import Arrays, arrays_of, plain_arrays, shares_memory
 
 
 class Whole:
-    """Dense columns [B, ...] of one row count, of which parts are cut."""
+    """Columns of which parts are cut; they agree on the row count and share equal offsets."""
 
-    def __init__(self, columns: Mapping[str, Tensor]) -> None:
+    def __init__(self, columns: Mapping[str, Tensor], arrays: Arrays | None = None) -> None:
         self.columns = dict(columns)
+        self._arrays = arrays
 
-    @cached_property
-    def arrays(self) -> dict[str, tuple[str, NDArray]]:  # type: ignore[type-arg]  # of whatever numpy has
-        """Each column as `wire.array_of` gives it: to cut these and to pack the pieces takes no operation of torch."""
-        return {key: wire.array_of(column) for key, column in self.columns.items()}
+    @property
+    def arrays(self) -> Arrays:
+        """To cut these and to pack the pieces takes no operation of torch."""
+        if self._arrays is None:
+            self._arrays = arrays_of(self.columns)
+        return self._arrays
 
 
 @dataclass(frozen=True)
@@ -40,56 +42,53 @@ class Cut:
     stop: int
 
     def columns(self) -> dict[str, Tensor]:
-        return {key: column[self.start : self.stop] for key, column in self.whole.columns.items()}
+        return moves.slice_tensors(self.whole.columns, self.start, self.stop)
 
     def packed(self, *, buffers: bool) -> wire.Packed:
         """`wire.pack` of the columns."""
-        arrays = self.whole.arrays.items()
-        return wire.pack_arrays({key: (name, array[self.start : self.stop]) for key, (name, array) in arrays}, buffers=buffers)
+        return wire.pack(self.whole.arrays.cut(self.start, self.stop), buffers=buffers)
 
-    def in_band(self) -> wire.Packed | None:
-        """The same without buffers; None where a column has too many bytes for that."""
-        rows = self.stop - self.start
-        is_small = all(array[:1].nbytes * rows <= wire.IN_BAND_BYTES for _, array in self.whole.arrays.values())
-        return self.packed(buffers=False) if is_small else None
+    def packed_if_small(self) -> wire.Packed | None:
+        """`wire.packed_if_small` of the columns."""
+        return wire.packed_if_small(self.whole.arrays.cut(self.start, self.stop))
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """What came over the wire: private dense columns of one row count."""
+    """What came over the wire: columns that were checked where they were packed."""
 
     records: wire.Packed
+    as_views: bool
+    """Whether they become guarded views of what came, and not private ones."""
 
     def columns(self) -> dict[str, Tensor]:
-        return wire.unpack(self.records)
+        return wire.unpack(self.records, as_views=self.as_views)
 
-    def packed(self, *, buffers: bool) -> wire.Packed | None:
-        """What came, to go on as it is; None where it came beside the message, and tensors have to be made of it first."""
-        return self.records if wire.is_in_band(self.records) else None
+    def packed(self, *, buffers: bool) -> wire.Packed:
+        """What came, to travel on."""
+        return wire.repacked(self.records, buffers=buffers)
 
-    def in_band(self) -> wire.Packed | None:
-        """The same."""
-        return self.packed(buffers=False)
+    def packed_if_small(self) -> wire.Packed | None:
+        """What came, if it is small."""
+        return self.records if wire.is_small(self.records) else None
 
 
 Unseen: TypeAlias = Cut | Arrived
 
 
-def parts(columns: Mapping[str, Tensor], bounds: Sequence[tuple[int, int]]) -> list[Cut] | None:
-    """Rows [start, stop) for each pair of bounds; None for columns of which torch itself has to make the views."""
-    if not is_even(columns) or not all(map(_shares_with_numpy, columns.values())):
-        return None
-    whole = Whole(columns)
-    return [Cut(whole, start, stop) for start, stop in bounds]
+def plain_whole(columns: Mapping[str, Tensor]) -> Whole | None:
+    """The columns as a whole if they are plain dense ones, as most are, of one row count: a look that checks them, too."""
+    arrays = plain_arrays(columns)
+    return None if arrays is None else Whole(columns, arrays)
 
 
-def _shares_with_numpy(column: Tensor) -> bool:
-    return column.is_cpu and not (column.requires_grad or column.is_conj() or column.is_neg())
+def checked_whole(columns: Mapping[str, Tensor]) -> Whole | None:
+    """The columns of a checked batch as a whole; None for those of which torch itself has to make the views."""
+    return Whole(columns) if columns and all(map(shares_memory, columns.values())) else None
 
 
-def joined(batches: Sequence[Unseen | None]) -> dict[str, Tensor] | None:
-    """The columns of all batches, in order; None unless all have arrived and fit together as they are."""
-    if not all(type(batch) is Arrived for batch in batches):
-        return None
-    records = wire.joined([batch.records for batch in batches])  # type: ignore[union-attr]
-    return None if records is None else wire.unpack(records)
+def joined(batches: Sequence[Unseen | None]) -> Arrived | None:
+    """The rows of all batches, in order; None unless all have arrived and fit together as they are."""
+    records = [batch.records for batch in batches if isinstance(batch, Arrived)]
+    joined = wire.joined(records) if len(records) == len(batches) else None
+    return None if joined is None else Arrived(joined, as_views=False)

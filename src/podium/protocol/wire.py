@@ -3,16 +3,15 @@
 A tensor becomes (dtype, shape, data). Small ones are `bytes` inside the message, which costs a tiny batch next to nothing;
 larger ones are `PickleBuffer`s, which a transport that honours out-of-band buffers (Ray's object store) copies once and pickle
 not at all. Jagged columns that share offsets still share them on the other side. A received tensor is private and writable:
-read-only data is copied, for torch cannot protect it; or, `as_shared`, it is a guarded view of the data. Also here: equality
-and description of columns, which need the same case analysis.
+read-only data is copied, for torch cannot protect it; or it is a guarded view of the data. Also here: equality and description
+of columns, which need the same case analysis.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pickle import PickleBuffer
 from typing import Any, TypeAlias
 
@@ -23,8 +22,9 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
-from podium.protocol.columns import check_layout
-from podium.protocol.guard import shared, tensor_over, unguarded
+from podium.protocol import memory
+from podium.protocol.arrays import Arrays, NamedArray, array_of, read_as
+from podium.protocol.guard import shared, tensor_over
 
 WIRE_VERSION = 3
 IN_BAND_BYTES = 4096
@@ -32,43 +32,46 @@ IN_BAND_BYTES = 4096
 FEW = 8
 """Tensors of up to so many elements are shown whole in errors."""
 
-TensorRecord: TypeAlias = tuple[str, tuple[int, ...], bytes | bytearray | PickleBuffer]
-"""Torch's name of the dtype, the shape, and the elements in C order."""
+Data: TypeAlias = bytes | memoryview | PickleBuffer
+"""Elements in C order: bytes in the message, a buffer beside it, or what a transport gives back for one."""
+TensorRecord: TypeAlias = tuple[str, tuple[int, ...], Data]
+"""Torch's name of the dtype, the shape, and the elements."""
 ColumnRecord: TypeAlias = tuple[str, TensorRecord, int | None, int]
-"""The column's name, its tensor (a jagged one's values), which of the batch's offsets it has (None: dense), its ragged dim."""
+"""Like `arrays.ColumnArray`."""
 Packed: TypeAlias = tuple[int, Sequence[ColumnRecord], Sequence[TensorRecord]]
 """The wire's version, the columns in order, and the offsets that jagged columns share."""
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+def pack(arrays: Arrays, *, buffers: bool) -> Packed:
+    """Columns to records. With `buffers` (pickle protocol 5), large contiguous ones are not copied."""
+    columns = [(key, _record(named, buffers), number, ragged_dim) for key, named, number, ragged_dim in arrays.columns]
+    return WIRE_VERSION, columns, [_record(named, buffers) for named in arrays.offsets]
 
 
-def pack(batch: Mapping[str, Tensor], *, buffers: bool) -> Packed:
-    """Columns to records. With `buffers` (pickle protocol 5), large contiguous CPU tensors are not copied."""
-    offsets: list[Tensor] = []
-    columns: list[ColumnRecord] = []
-    for key, column in batch.items():
-        if not jg.is_jagged(column):
-            check_layout(key, column)
-            columns.append((key, _pack_tensor(column, buffers), None, 0))
-        else:
-            values, own = jg.parts(column)
-            number = next((i for i, seen in enumerate(offsets) if seen is own), len(offsets))
-            if number == len(offsets):
-                offsets.append(own)
-            columns.append((key, _pack_tensor(values, buffers), number, jg.ragged_dim(column)))
-    return WIRE_VERSION, columns, [_pack_tensor(own, buffers) for own in offsets]
+def packed_if_small(arrays: Arrays) -> Packed | None:
+    """Records that are whole in themselves; None where a tensor has more bytes than belong in a message."""
+    if any(named[1].nbytes > IN_BAND_BYTES for _, named, _, _ in arrays.columns):
+        return None
+    return None if any(own.nbytes > IN_BAND_BYTES for _, own in arrays.offsets) else pack(arrays, buffers=False)
 
 
-def pack_arrays(arrays: Mapping[str, tuple[str, NDArray[Any]]], *, buffers: bool) -> Packed:
-    """`pack` of dense columns that are given as `array_of` has them."""
-    return WIRE_VERSION, [(key, _record(name, array, buffers), None, 0) for key, (name, array) in arrays.items()], []
+def repacked(packed: Packed, *, buffers: bool) -> Packed:
+    """What has arrived, to travel on."""
+    _, columns, offsets = packed
+    again = [(key, _record_again(record, buffers), number, ragged_dim) for key, record, number, ragged_dim in columns]
+    return WIRE_VERSION, again, [_record_again(record, buffers) for record in offsets]
 
 
-def unpack(packed: Packed) -> dict[str, Tensor]:
-    """Records to columns on the CPU, private and writable or, inside `as_shared`, guarded views of what arrived."""
-    check_version(packed)
+def is_small(packed: Packed) -> bool:
+    """Whether these are records as `packed_if_small` gives them."""
+    _, columns, offsets = packed
+    return all(_is_in_band(record) for _, record, _, _ in columns) and all(_is_in_band(record) for record in offsets)
+
+
+def unpack(packed: Packed, *, as_views: bool = False) -> dict[str, Tensor]:
+    """Records to columns on the CPU, private and writable or, `as_views`, guarded views of what arrived."""
     _, columns, records = packed
-    tensor_of = _shared_tensor if reads_shared() else _private_tensor
+    tensor_of = _shared_tensor if as_views else _private_tensor
     offsets = [_private_tensor(record) for record in records]
     return {
         key: tensor_of(record) if number is None else jg.jagged(tensor_of(record), offsets[number], ragged_dim)
@@ -76,49 +79,39 @@ def unpack(packed: Packed) -> dict[str, Tensor]:
     }
 
 
-def check_version(packed: Packed) -> None:
-    """DataError for records of another version than ours."""
+def joined(parts: Sequence[Packed]) -> Packed | None:
+    """The rows of all parts, in order, as records of new memory; None where the parts do not have the same columns in order."""
+    if any(len(columns) != len(parts[0][1]) for _, columns, _ in parts):
+        return None
+    numbers: dict[tuple[int | None, ...], int] = {}
+    made: list[ColumnRecord] = []
+    for same in zip(*[columns for _, columns, _ in parts], strict=True):
+        key, _, number, ragged_dim = same[0]
+        if any((name, place is None, dim) != (key, number is None, ragged_dim) for name, _, place, dim in same):
+            return None
+        values = _joined([record for _, record, _, _ in same])
+        if values is None:
+            return None
+        places = tuple([place for _, _, place, _ in same])
+        own = None if number is None else numbers.setdefault(places, len(numbers))
+        made.append((key, values, own, ragged_dim))
+    return WIRE_VERSION, made, [_joined_offsets(parts, places) for places in numbers]
+
+
+def check_readable(packed: Packed) -> None:
+    """DataError for records of another version than ours, and for a dtype that this version of torch does not have."""
     if packed[0] != WIRE_VERSION:
         raise DataError(f"a batch of wire version {packed[0]} arrived, this process reads {WIRE_VERSION}; run one version")
-
-
-def agrees(packed: Packed) -> bool:
-    """Whether what is packed are dense columns of one row count: then a batch of them has nothing to check."""
-    _, columns, offsets = packed
-    counts = {shape[:1] for _, (_, shape, _), _, _ in columns}
-    return not offsets and len(counts) == 1 and () not in counts
-
-
-def is_in_band(packed: Packed) -> bool:
-    """Whether all that is packed is in the records themselves."""
-    return all(type(data) is bytes for _, (_, _, data), _, _ in packed[1])
-
-
-def joined(parts: Sequence[Packed]) -> Packed | None:
-    """The records of the rows of all parts, in order: dense columns, in band; None where these differ in names or kinds."""
-    columns: list[ColumnRecord] = []
-    for same in zip(*(part[1] for part in parts), strict=False):
-        key, (name, shape, _), _, _ = same[0]
-        if any(column[0] != key or column[1][0] != name or column[1][1][1:] != shape[1:] for column in same):
-            return None
-        if not all(type(column[1][2]) is bytes for column in same):
-            return None
-        rows = sum([column[1][1][0] for column in same])
-        columns.append((key, (name, (rows, *shape[1:]), bytearray().join([column[1][2] for column in same])), None, 0))
-    return (WIRE_VERSION, columns, []) if all(len(part[1]) == len(columns) for part in parts) else None
+    for _, (name, _, _), _, _ in packed[1]:
+        read_as(name)
 
 
 _reading = threading.local()
 
 
-def reads_shared() -> bool:
-    """Whether this is inside `as_shared`."""
-    return getattr(_reading, "is_shared", False)
-
-
 @contextmanager
 def as_shared() -> Iterator[None]:
-    """In this block, and thread, tensors are unpacked as guarded views; whoever unpickles rows in it copies no large column."""
+    """In this block, and thread, what is unpickled becomes guarded views: no large column is copied."""
     before = reads_shared()
     _reading.is_shared = True
     try:
@@ -127,82 +120,66 @@ def as_shared() -> Iterator[None]:
         _reading.is_shared = before
 
 
+def reads_shared() -> bool:
+    """Whether this is inside `as_shared`."""
+    return getattr(_reading, "is_shared", False)
+
+
 # A tiny batch is read and written in between other work, so most of its cost is code that is in no cache: here each call counts.
 
 
-def array_of(tensor: Tensor) -> tuple[str, NDArray[Any]]:
-    """Torch's name of a dense tensor's dtype, and its elements; they are shared with a tensor on the CPU."""
-    if type(tensor) is Tensor:
-        try:  # numpy takes most as they are
-            array = tensor.numpy()
-        except (RuntimeError, TypeError):
-            pass
-        else:
-            return _numpys_name(array.dtype.char), array
-    name, carrier = _written_as(tensor.dtype)
-    tensor = unguarded(tensor)
-    bits = tensor if carrier is tensor.dtype else tensor.detach().resolve_conj().view(carrier)
-    try:
-        return name, bits.numpy()
-    except (RuntimeError, TypeError):  # it is on a device, has a graph, or is a lazy conjugate: `force` is slower
-        return name, bits.numpy(force=True)
-
-
-def _pack_tensor(tensor: Tensor, buffers: bool) -> TensorRecord:
-    return _record(*array_of(tensor), buffers)
-
-
-def _record(name: str, array: NDArray[Any], buffers: bool) -> TensorRecord:
+def _record(named: NamedArray, buffers: bool) -> TensorRecord:
+    name, array = named
     if buffers and array.nbytes > IN_BAND_BYTES:
         return name, array.shape, PickleBuffer(np.ascontiguousarray(array).data)
     return name, array.shape, array.tobytes()
 
 
-@cache
-def _numpys_name(char: str) -> str:
-    """The name of numpy's dtype, which is torch's too where both have it."""
-    return np.dtype(char).name
+def _record_again(record: TensorRecord, buffers: bool) -> TensorRecord:
+    name, shape, data = record
+    if _is_in_band(record):
+        return record
+    return name, shape, PickleBuffer(data) if buffers else bytes(memoryview(data))
+
+
+def _is_in_band(record: TensorRecord) -> bool:
+    return type(record[2]) is bytes and len(record[2]) <= IN_BAND_BYTES
+
+
+def _joined(records: Sequence[TensorRecord]) -> TensorRecord | None:
+    name, (_, *row), _ = records[0]
+    if any((other, list(shape[1:])) != (name, row) for other, shape, _ in records):
+        return None
+    shape = (sum([shape[0] for _, shape, _ in records]), *row)
+    held = [data for _, _, data in records if type(data) is bytes]
+    if len(held) == len(records):
+        return name, shape, b"".join(held)
+    return name, shape, array_of(memory.cat([_view(record) for record in records]))[1].data
+
+
+def _joined_offsets(parts: Sequence[Packed], places: Sequence[int | None]) -> TensorRecord:
+    own = [records[place] for (_, _, records), place in zip(parts, places, strict=True) if place is not None]
+    return _record(array_of(jg.concat_offsets([_private_tensor(record) for record in own])), buffers=False)
 
 
 def _private_tensor(record: TensorRecord) -> Tensor:
     name, shape, data = record
-    carrier, dtype = _read_as(name)
+    carrier, dtype = read_as(name)
     array: NDArray[Any] = np.ndarray(shape, carrier, bytearray(data) if type(data) is bytes else data)  # type: ignore[arg-type]
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     return tensor if dtype is None else tensor.view(dtype)
 
 
 def _shared_tensor(record: TensorRecord) -> Tensor:
+    return shared(_view(record))
+
+
+def _view(record: TensorRecord) -> Tensor:
+    """To be read only."""
     name, shape, data = record
-    carrier, dtype = _read_as(name)
-    tensor = tensor_over(np.ndarray(shape, carrier, data))  # type: ignore[arg-type]
-    return shared(tensor if dtype is None else tensor.view(dtype))
-
-
-@cache
-def _written_as(dtype: torch.dtype) -> tuple[str, torch.dtype]:
-    """A dtype's name, and the dtype of the same width as which numpy takes it: an integer one where numpy has none (bfloat16)."""
-    try:
-        torch.empty(0, dtype=dtype).numpy()
-    except TypeError:
-        return str(dtype).removeprefix("torch."), _INTEGERS[dtype.itemsize]
-    return str(dtype).removeprefix("torch."), dtype
-
-
-@cache
-def _read_as(name: str) -> tuple[np.dtype[Any], torch.dtype | None]:
-    """The numpy dtype that carries torch's dtype of this name, and torch's own where the two differ."""
-    dtype = dtype_of(name)
-    _, carrier = _written_as(dtype)
-    return torch.empty(0, dtype=carrier).numpy().dtype, None if carrier is dtype else dtype
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """Torch's dtype of this name. DataError for one that this version of torch does not have."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise DataError(f"a tensor of dtype {name!r} arrived, which torch {torch.__version__} does not have; run one version")
-    return dtype
+    carrier, dtype = read_as(name)
+    tensor = tensor_over(np.ndarray(shape, carrier, data))  # type: ignore[arg-type]  # any buffer will do
+    return tensor if dtype is None else tensor.view(dtype)
 
 
 def equal(left: Any, right: Any) -> bool:

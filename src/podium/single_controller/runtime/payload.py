@@ -11,7 +11,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import cloudpickle
@@ -109,7 +109,8 @@ def unpack_to_join(packed: Packed) -> Any:
     if type(rows) is not DataProto:
         return unpack(packed)
     objects = {key: column if _is_simple(column) else copy.deepcopy(column) for key, column in rows.non_tensor_batch.items()}
-    return DataProto(rows.batch, objects, copy_meta(rows.meta_info))
+    rows.non_tensor_batch, rows.meta_info = objects, copy_meta(rows.meta_info)
+    return rows
 
 
 def _is_simple(column: ObjectColumn) -> bool:
@@ -138,7 +139,7 @@ def _unpack_shared(pickled: bytes, buffers: Iterable[Any]) -> Any:
 
 
 def _small_rows(value: object) -> bytes | None:
-    """The message of a small batch of dense columns, alone or a call's only argument: it names no class and no function.
+    """The message of a small batch without objects, alone or a call's only argument: it names no class and no function.
 
     To look these up costs a rank, whose caches are cold, as much as the rows do.
     """
@@ -146,7 +147,7 @@ def _small_rows(value: object) -> bytes | None:
     rows = value[0][0] if is_argument else value  # type: ignore[index]
     if type(rows) is not DataProto or not _is_plain(rows):
         return None
-    packed = rows.in_band()
+    packed = rows.packed_if_small()
     if packed is None:
         return None
     return (_ROWS_ARGUMENT if is_argument else _ROWS) + pickle.dumps((packed, rows.meta_info), protocol=5)
@@ -163,8 +164,7 @@ def _is_one_argument(value: object) -> bool:
 def _rows_in(message: bytes, *, shared: bool) -> Any:
     is_argument = message.startswith(_ROWS_ARGUMENT)
     packed, meta = pickle.loads(memoryview(message)[len(_ROWS_ARGUMENT if is_argument else _ROWS) :])
-    with wire.as_shared() if shared else nullcontext():
-        rows = rows_of(packed, meta)
+    rows = rows_of(packed, meta, as_views=shared)
     return ((rows,), {}) if is_argument else rows
 
 

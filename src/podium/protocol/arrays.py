@@ -1,0 +1,142 @@
+"""Tensor columns as numpy sees them: what is cut, packed and joined where no tensor is asked for.
+
+An operation of torch costs a tiny batch, of which all code is in no cache, ten times what numpy's costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from podium.errors import DataError
+from podium.protocol import jagged as jg
+from podium.protocol.columns import check_layout
+from podium.protocol.guard import unguarded
+
+NamedArray: TypeAlias = tuple[str, NDArray[Any]]
+"""Torch's name of a dtype, and elements of it: as integers of its width where numpy does not have it (bfloat16)."""
+ColumnArray: TypeAlias = tuple[str, NamedArray, int | None, int]
+"""A column's name, its elements (a jagged one's values, the ragged dim in front), which of the batch's offsets it has (None:
+dense), its ragged dim."""
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Columns of one row count. Those of tensors on the CPU share their memory."""
+
+    columns: list[ColumnArray]
+    offsets: list[NamedArray]
+    """Those of jagged columns, which columns of equal lengths share."""
+
+    @property
+    def num_rows(self) -> int:
+        """B, of columns of which there is at least one."""
+        _, (_, array), number, _ = self.columns[0]
+        return len(array) if number is None else len(self.offsets[number][1]) - 1
+
+    def cut(self, start: int, stop: int) -> Arrays:
+        """Rows [start, stop), as views; but for offsets, which begin with 0."""
+        edges = [(int(own[start]), int(own[stop])) for _, own in self.offsets]
+        columns: list[ColumnArray] = []
+        for key, (name, array), number, ragged_dim in self.columns:
+            first, last = (start, stop) if number is None else edges[number]
+            columns.append((key, (name, array[first:last]), number, ragged_dim))
+        own = [(name, all_of[start : stop + 1] - first) for (name, all_of), (first, _) in zip(self.offsets, edges, strict=True)]
+        return Arrays(columns, own)
+
+
+def plain_arrays(batch: Mapping[str, Tensor]) -> Arrays | None:
+    """The columns of a batch that numpy takes as they are, without a graph, on the CPU, of one row count; None for any others."""
+    if not all(type(column) is Tensor for column in batch.values()):
+        return None
+    try:
+        arrays = {key: column.numpy() for key, column in batch.items()}
+    except (RuntimeError, TypeError):
+        return None
+    counts = {array.shape[0] if array.ndim else -1 for array in arrays.values()}
+    if len(counts) != 1 or -1 in counts:
+        return None
+    return Arrays([(key, (_numpys_name(array.dtype.char), array), None, 0) for key, array in arrays.items()], [])
+
+
+def arrays_of(batch: Mapping[str, Tensor]) -> Arrays:
+    """The columns of a batch. DataError for layouts of which rows cannot be cut."""
+    offsets: list[Tensor] = []
+    columns: list[ColumnArray] = []
+    for key, column in batch.items():
+        if not jg.is_jagged(column):
+            check_layout(key, column)
+            columns.append((key, array_of(column), None, 0))
+            continue
+        values, own = jg.parts(column)
+        number = next((i for i, seen in enumerate(offsets) if seen is own), len(offsets))
+        if number == len(offsets):
+            offsets.append(own)
+        columns.append((key, array_of(values), number, jg.ragged_dim(column)))
+    return Arrays(columns, list(map(array_of, offsets)))
+
+
+def array_of(tensor: Tensor) -> NamedArray:
+    """A dense tensor's elements, of one on the CPU without a copy but for lazy conjugates and negatives."""
+    if type(tensor) is Tensor:
+        try:  # numpy takes most as they are
+            array = tensor.numpy()
+        except (RuntimeError, TypeError):
+            pass
+        else:
+            return _numpys_name(array.dtype.char), array
+    name, carrier = written_as(tensor.dtype)
+    tensor = unguarded(tensor)
+    bits = tensor if carrier is tensor.dtype else tensor.detach().resolve_conj().view(carrier)
+    try:
+        return name, bits.numpy()
+    except (RuntimeError, TypeError):  # it is on a device, has a graph, or is a lazy conjugate: `force` is slower
+        return name, bits.numpy(force=True)
+
+
+def shares_memory(column: Tensor) -> bool:
+    """Whether the column's arrays are its own memory."""
+    if jg.is_jagged(column):
+        return all(map(shares_memory, jg.parts(column)))
+    return column.is_cpu and not (column.requires_grad or column.is_conj() or column.is_neg())
+
+
+@cache
+def _numpys_name(char: str) -> str:
+    """The name of numpy's dtype, which is torch's too where both have it."""
+    return np.dtype(char).name
+
+
+@cache
+def written_as(dtype: torch.dtype) -> tuple[str, torch.dtype]:
+    """A dtype's name, and the dtype of the same width as which numpy takes it: an integer one where numpy has none (bfloat16)."""
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except TypeError:
+        return str(dtype).removeprefix("torch."), _INTEGERS[dtype.itemsize]
+    return str(dtype).removeprefix("torch."), dtype
+
+
+@cache
+def read_as(name: str) -> tuple[np.dtype[Any], torch.dtype | None]:
+    """The numpy dtype that carries torch's dtype of this name, and torch's own where the two differ."""
+    dtype = dtype_of(name)
+    _, carrier = written_as(dtype)
+    return torch.empty(0, dtype=carrier).numpy().dtype, None if carrier is dtype else dtype
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Torch's dtype of this name. DataError for one that this version of torch does not have."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise DataError(f"a tensor of dtype {name!r} arrived, which torch {torch.__version__} does not have; run one version")
+    return dtype
