@@ -19,7 +19,7 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import DataProto, wire
 from podium.protocol import jagged as jg
-from podium.protocol.bodies import SMALL_BYTES, Body, Header, HeldBody, Read, chosen, parted
+from podium.protocol.bodies import IN_HEADER_BYTES, Body, Header, HeldBody, Read, chosen, parted
 from podium.protocol.kinds import Kind
 from podium.protocol.remote_rows import RemoteRows
 from tests.protocol.builders import ragged, ragged_last
@@ -399,7 +399,7 @@ def test_a_copy_is_the_rows_themselves() -> None:
 
 
 def test_small_columns_come_with_the_header_jagged_and_large_ones_stay() -> None:
-    few = SMALL_BYTES // 8
+    few = IN_HEADER_BYTES // 8
     rows = DataProto(
         {
             "small": torch.zeros(2, few // 2, dtype=torch.int64),
@@ -408,7 +408,7 @@ def test_small_columns_come_with_the_header_jagged_and_large_ones_stay() -> None
         },
         {
             "short": ["a", {"b": ["c"]}],
-            "long": ["a" * SMALL_BYTES, "b"],
+            "long": ["a" * IN_HEADER_BYTES, "b"],
             "array": [torch.zeros(few), {"deep": [torch.zeros(few)]}],
         },
     )
@@ -424,7 +424,7 @@ def test_small_columns_come_with_the_header_jagged_and_large_ones_stay() -> None
     same(found.get(["small", "large", "jagged", "short", "long"]), rows.select(None, ["short", "long"]))
     sizes = found.column_bytes()
     assert (sizes["large"], sizes["jagged"]) == (8 * (few + 2), 8)
-    assert sizes["long"] >= SMALL_BYTES
+    assert sizes["long"] >= IN_HEADER_BYTES
 
 
 def test_one_name_is_one_column() -> None:

@@ -171,6 +171,10 @@ def test_rank_zero_gets_arguments_as_they_are(mode: DispatchMode):
     sent, _ = send(mode, 5, [1, 2, 3, 4], execute=Execute.RANK_ZERO)
     assert [value.for_rank(0) for value in sent] == [5, [1, 2, 3, 4]]
     assert collect(TableOfMeshes(3), route_of(mode), Execute.RANK_ZERO, {0: [9]}, ((), {})) == [9]
+    assert send(mode, PerRank([7]), execute=Execute.RANK_ZERO)[0][0].for_rank(0) == 7
+    assert send(mode, PerRank([7, 8, 9]), execute=Execute.RANK_ZERO)[0][0].for_rank(0) == 7
+    with pytest.raises(DispatchError, match="argument 0 has 2 values for 3 ranks"):
+        send(mode, PerRank([7, 8]), execute=Execute.RANK_ZERO)
 
 
 def test_a_direct_method_is_refused_on_the_group():

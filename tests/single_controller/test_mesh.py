@@ -12,7 +12,7 @@ from podium.single_controller import Mesh
 def test_collecting_ranks_are_in_shard_order():
     mesh = Mesh.from_rows("m", [(2, True), (0, False), (0, True), (1, True)])
     assert mesh.dp_size == 3
-    assert mesh.collecting_ranks == [2, 3, 0]
+    assert mesh.collecting_ranks == (2, 3, 0)
 
 
 @pytest.mark.parametrize(

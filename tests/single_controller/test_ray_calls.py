@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from podium.errors import ConfigError, DispatchError, WorkerError, WorkerLostError
 from podium.single_controller import Dispatch, Init, PerRank, ResourcePool, Worker, WorkerGroup, register
+from podium.single_controller.context import current_context
 from podium.single_controller.runtime.ray.order import OWNER, Lines, Order, Turns
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -300,9 +301,49 @@ print("told")
 """
 
 
-@pytest.mark.slow
 def test_a_session_that_was_shut_down_is_told_and_no_other_is_joined():
     ended = subprocess.run(
         [sys.executable, "-c", SHUT_DOWN_UNDER_A_GROUP], capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.stdout.splitlines()[-1:] == ["told"], ended.stderr
+
+
+class Settled(Worker):
+    """A worker whose constructor lets another thread set a count of torch threads of its own."""
+
+    def __init__(self) -> None:
+        other = threading.Thread(target=torch.set_num_threads, args=(1,))
+        other.start()
+        other.join()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def count(self) -> int:
+        return torch.get_num_threads()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def count_from_here_on(self, count: int) -> None:
+        torch.set_num_threads(count)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def rank_in_a_thread(self) -> int:
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(current_context().rank))
+        thread.start()
+        thread.join()
+        return found[0]
+
+
+class SettledAsync(Settled):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def count_on_the_loop(self) -> int:
+        return torch.get_num_threads()
+
+
+def test_a_rank_keeps_its_torch_threads_whatever_other_threads_set():
+    with WorkerGroup(ResourcePool([2]), SettledAsync, runtime="ray", threads_per_rank=3) as group:
+        assert group.count() == group.count_on_the_loop() == [3, 3]
+    with WorkerGroup(ResourcePool([2]), Settled, runtime="ray", threads_per_rank=3) as group:
+        assert group.count() == [3, 3]
+        group.count_from_here_on(2)  # a method may change it for those that follow
+        assert group.count() == [2, 2]
+        assert group.rank_in_a_thread() == [0, 1]

@@ -33,6 +33,7 @@ from podium.single_controller import (
     register,
 )
 from podium.single_controller.futures import Settling
+from podium.single_controller.group_call import MOST_SHAPES
 from podium.single_controller.runtime.base import RUNTIMES, GroupSpec
 from podium.single_controller.runtime.cores import num_cores
 
@@ -422,6 +423,22 @@ def test_a_worker_outside_any_group_is_a_group_of_one():
     probe = Probe(scale=3)
     assert (probe.rank, probe.world_size, probe.local_rank, probe.local_world_size) == (0, 1, 0, 1)
     assert probe.ping(5) == [0, 5, 2]
+
+
+def test_wrong_arguments_are_refused_after_right_ones_and_names_that_change_are_not_kept():
+    class Notes(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def note(self, first: int, /, *, unit: str = "s", **metrics: int) -> int:
+            return first + sum(metrics.values())
+
+    notes = WorkerGroup(ResourcePool([1]), Notes)
+    for step in range(200):
+        assert notes.note(1, **{f"step_{step}": step}) == [1 + step]
+    assert len(notes.note._fitting) <= MOST_SHAPES
+    for wrong in (lambda: notes.note(), lambda: notes.note(1, 2), lambda: notes.note(first=1)):
+        assert notes.note(1, unit="ms") == [1]
+        with pytest.raises(TypeError, match=r"note\(\): .*its signature is \(first: 'int', /"):
+            wrong()
 
 
 def test_threads_default_to_the_share_of_a_rank():

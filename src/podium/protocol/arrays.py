@@ -1,6 +1,6 @@
 """Tensor columns as numpy sees them: what is cut, packed and joined where no tensor is asked for.
 
-An operation of torch costs a tiny batch, of which all code is in no cache, ten times what numpy's costs.
+On a tiny batch an operation of torch, whose code is in no cache by then, costs ten times numpy's.
 """
 
 from __future__ import annotations
@@ -37,21 +37,23 @@ class Arrays:
     offsets: list[NamedArray]
     """Those of jagged columns, which columns of equal lengths share."""
 
-    @property
-    def num_rows(self) -> int:
-        """B, of columns of which there is at least one."""
-        _, (_, array), number, _ = self.columns[0]
-        return len(array) if number is None else len(self.offsets[number][1]) - 1
-
     def cut(self, start: int, stop: int) -> Arrays:
-        """Rows [start, stop), as views; but for offsets, which begin with 0."""
-        edges = [(int(own[start]), int(own[stop])) for _, own in self.offsets]
+        """Rows [start, stop): elements as views, offsets anew, since they begin with 0."""
+        edges = [(int(offsets[start]), int(offsets[stop])) for _, offsets in self.offsets]
         columns: list[ColumnArray] = []
         for key, (name, array), number, ragged_dim in self.columns:
             first, last = (start, stop) if number is None else edges[number]
             columns.append((key, (name, array[first:last]), number, ragged_dim))
-        own = [(name, all_of[start : stop + 1] - first) for (name, all_of), (first, _) in zip(self.offsets, edges, strict=True)]
-        return Arrays(columns, own)
+        moved = [(name, one[start : stop + 1] - first) for (name, one), (first, _) in zip(self.offsets, edges, strict=True)]
+        return Arrays(columns, moved) if len(moved) < 2 else _interned(columns, moved)
+
+
+def _interned(columns: list[ColumnArray], offsets: list[NamedArray]) -> Arrays:
+    """Of rows that were cut, columns may have come to have equal lengths."""
+    kept: dict[bytes, int] = {}
+    places = [kept.setdefault(own.tobytes(), len(kept)) for _, own in offsets]
+    columns = [(key, named, None if number is None else places[number], dim) for key, named, number, dim in columns]
+    return Arrays(columns, [offsets[places.index(place)] for place in kept.values()])
 
 
 def plain_arrays(batch: Mapping[str, Tensor]) -> Arrays | None:
@@ -103,6 +105,12 @@ def array_of(tensor: Tensor) -> NamedArray:
         return name, bits.numpy(force=True)
 
 
+def tensor_bytes(column: Tensor) -> int:
+    """Bytes of the values of a tensor column."""
+    values = jg.parts(column)[0] if jg.is_jagged(column) else column
+    return values.numel() * values.itemsize
+
+
 def shares_memory(column: Tensor) -> bool:
     """Whether the column's arrays are its own memory."""
     if jg.is_jagged(column):
@@ -120,7 +128,7 @@ def _numpys_name(char: str) -> str:
 def written_as(dtype: torch.dtype) -> tuple[str, torch.dtype]:
     """A dtype's name, and the dtype of the same width as which numpy takes it: an integer one where numpy has none (bfloat16)."""
     try:
-        torch.empty(0, dtype=dtype).numpy()
+        torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:
         return str(dtype).removeprefix("torch."), _INTEGERS[dtype.itemsize]
     return str(dtype).removeprefix("torch."), dtype
@@ -131,7 +139,7 @@ def read_as(name: str) -> tuple[np.dtype[Any], torch.dtype | None]:
     """The numpy dtype that carries torch's dtype of this name, and torch's own where the two differ."""
     dtype = dtype_of(name)
     _, carrier = written_as(dtype)
-    return torch.empty(0, dtype=carrier).numpy().dtype, None if carrier is dtype else dtype
+    return torch.empty(0, dtype=carrier, device="cpu").numpy().dtype, None if carrier is dtype else dtype
 
 
 def dtype_of(name: str) -> torch.dtype:

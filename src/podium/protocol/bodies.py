@@ -19,12 +19,14 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import jagged as jg
 from podium.protocol import memory
+from podium.protocol.arrays import tensor_bytes
 from podium.protocol.data_proto import DataProto
-from podium.protocol.kinds import Kind, about_bytes, tensor_bytes
+from podium.protocol.kinds import Kind, about_bytes
 from podium.protocol.row_moves import map_values
 
-SMALL_BYTES = 32 * 1024
-"""A dense column, or one of objects, of a rank's result up to this size comes with the header."""
+IN_HEADER_BYTES = 32 * 1024
+"""A dense column, or one of objects, of a rank's result up to this size comes with the header: numbers and ids of a few thousand
+rows do, texts of as many do not."""
 OURS = ("<numbers ", "<lengths ")
 """What the names begin with of columns that `RemoteRows` adds to a user's."""
 
@@ -159,7 +161,7 @@ def parted(rows: DataProto, *, is_tensordict: bool = False) -> tuple[Header, Dat
     rows.check_consistency()
     check_names(rows)
     tensors = {key: column for key, column in rows.batch.items() if _stays(column)}
-    objects = {key: column for key, column in rows.non_tensor_batch.items() if about_bytes(column) > SMALL_BYTES}
+    objects = {key: column for key, column in rows.non_tensor_batch.items() if about_bytes(column) > IN_HEADER_BYTES}
     here = rows.select(
         [key for key in rows.batch if key not in tensors], [key for key in rows.non_tensor_batch if key not in objects]
     )
@@ -189,4 +191,4 @@ def check_name(name: object) -> None:
 
 
 def _stays(column: Tensor) -> bool:
-    return jg.is_jagged(column) or tensor_bytes(column) > SMALL_BYTES
+    return jg.is_jagged(column) or tensor_bytes(column) > IN_HEADER_BYTES

@@ -39,26 +39,21 @@ def is_even(batch: Mapping[str, Tensor]) -> bool:
 
 
 def intern_offsets(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same columns; jagged ones of equal lengths share one offsets tensor, so that they can be multiplied."""
+    """The same columns; jagged ones of equal lengths share one offsets tensor, so that they can be multiplied.
+
+    DataError where the offsets of one do not cover its values.
+    """
     known: list[Tensor] = []
-    interned = dict(batch)
     for key, column in batch.items():
-        if not jg.is_jagged(column):
-            continue
-        values, offsets = jg.parts(column)
-        if any(seen is offsets for seen in known):
-            _check_cover(key, values, int(offsets[-1]))
-            continue
-        _check_cover(key, values, int(offsets[-1]), int(offsets[0]))
-        shared = next((seen for seen in known if torch.equal(seen, offsets)), None)
-        if shared is None:
+        if jg.is_jagged(column):
+            values, offsets = jg.parts(column)
+            first = 0 if any(seen is offsets for seen in known) else int(offsets[0])
+            _check_cover(key, values, int(offsets[-1]), first)
             known.append(offsets)
-        else:
-            interned[key] = jg.like(column, values, shared)
-    return interned
+    return jg.interned(batch)
 
 
-def _check_cover(key: str, values: Tensor, end: int, start: int = 0) -> None:
+def _check_cover(key: str, values: Tensor, end: int, start: int) -> None:
     if start != 0 or end != len(values):
         raise DataError(f"jagged column {key!r} has {len(values)} values, but its offsets cover {start}..{end}")
 

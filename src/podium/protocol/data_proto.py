@@ -15,7 +15,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, cast, overload
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from podium.protocol import disk, indexing, joining, memory, merging, row_dicts,
 from podium.protocol import jagged as jg
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
-from podium.protocol.arrays import arrays_of
+from podium.protocol.arrays import tensor_bytes
 from podium.protocol.columns import ObjectColumn
 from podium.protocol.indexing import LastBatch, RowIndex
 from podium.protocol.merging import MetaPolicy
@@ -39,6 +39,30 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 
+class _Batch:
+    """`DataProto.batch`: an attribute like any other, but that it is made at the first look where rows are `unseen`."""
+
+    @overload
+    def __get__(self, rows: None, owner: type[DataProto]) -> Self: ...
+    @overload
+    def __get__(self, rows: DataProto, owner: type[DataProto]) -> dict[str, Tensor]: ...
+    def __get__(self, rows: DataProto | None, owner: type[DataProto]) -> Self | dict[str, Tensor]:
+        if rows is None:
+            return self
+        mine = vars(rows)
+        columns: Unseen | None = mine.get("_unseen")
+        if columns is not None:
+            mine.setdefault("batch", unseen.made(columns))  # another thread may do the same
+            mine.pop("_unseen", None)
+        if "batch" not in mine:
+            raise AttributeError(f"{type(rows).__name__!r} object has no attribute 'batch'", name="batch", obj=rows)
+        return cast("dict[str, Tensor]", mine["batch"])
+
+    if TYPE_CHECKING:  # without it what is assigned goes where any attribute does, and is found there first
+
+        def __set__(self, rows: DataProto, columns: dict[str, Tensor]) -> None: ...
+
+
 class DataProto:
     """Rows with named columns. `len()` is the number of rows.
 
@@ -47,11 +71,11 @@ class DataProto:
     (3, [1, 2], ['a', 'b', 'c'], {'step': 7})
     """
 
-    batch: dict[str, Tensor]
+    batch = _Batch()
     non_tensor_batch: dict[str, ObjectColumn]
     meta_info: dict[str, Any]
     _unseen: Unseen
-    """What the columns of `batch` are made of as soon as somebody looks at them; absent where they came made."""
+    """Of what `batch` is made as soon as somebody looks at it, while nobody has put another in its place; absent elsewhere."""
 
     def __init__(
         self,
@@ -141,18 +165,6 @@ class DataProto:
 
         return tensordicts.put_together(len(self), *self._tables())
 
-    if not TYPE_CHECKING:  # a checker shall still see that a name is none
-
-        def __getattr__(self, name: str) -> Any:
-            """The columns `batch`, which are made when somebody looks at them (see `unseen`)."""
-            mine = vars(self)
-            if name == "batch" and (columns := mine.get("_unseen")) is not None:
-                mine.setdefault("batch", columns.columns())  # another thread may do the same
-                mine.pop("_unseen", None)
-            if name not in mine:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            return mine[name]
-
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -196,11 +208,15 @@ class DataProto:
     def select_idxs(self, index: RowIndex) -> Self:
         """The rows that a boolean mask [B] marks, or the rows of the given numbers [B'], in that order; copies."""
         rows = indexing.row_numbers(index, len(self))
-        return self._map_rows(
-            lambda column: memory.index_select(column, rows.to(column.device)),
-            lambda offsets: jg.gather(offsets, rows.to(offsets.device)),
-            lambda objects: objects[rows.numpy()],
-            rows,
+        source = self._checked()
+        return self._made_of(
+            moves.map_rows(
+                source.batch,
+                lambda column: memory.index_select(column, rows.to(column.device)),
+                lambda offsets: jg.gather(offsets, rows.to(offsets.device)),
+            ),
+            {key: objects[rows.numpy()] for key, objects in source.non_tensor_batch.items()},
+            mt.meta_of_rows(self.meta_info, rows, len(source)),
         )
 
     def reorder(self, indices: RowIndex) -> None:
@@ -234,9 +250,7 @@ class DataProto:
         """Exactly `num_parts` consecutive parts whose sizes differ by at most one; empty parts keep their columns."""
         if num_parts < 1:
             raise DataError(f"partition needs at least one part, got {num_parts}")
-        whole = self._plain_whole()
-        size, extra = divmod(len(self) if whole is None else whole.arrays.num_rows, num_parts)
-        return self._cut([part * size + min(part, extra) for part in range(num_parts + 1)], whole)
+        return self._cut(_even_bounds(len(self), num_parts))
 
     def chunk(self, chunks: int) -> list[Self]:
         """`chunks` parts of equal size. ChunkError when the rows do not divide; `partition` takes any number."""
@@ -248,7 +262,7 @@ class DataProto:
         """Consecutive parts of `split_size` rows; the last one may be short. A batch of no rows has no parts."""
         if split_size < 1:
             raise DataError(f"split needs parts of at least one row, got split_size={split_size}")
-        return self._cut([*range(0, len(self), split_size), len(self)], self._plain_whole())
+        return self._cut([*range(0, len(self), split_size), len(self)])
 
     def make_iterator(
         self,
@@ -288,8 +302,8 @@ class DataProto:
             raise DataError("concat needs at least one batch")
         if missing not in ("error", "none"):
             raise DataError(f"missing columns are an 'error' or filled with 'none', got {missing!r}")
-        joined = None if any(part.non_tensor_batch for part in parts) else unseen.joined([p._unseen_columns() for p in parts])
-        if joined is not None:
+        joined = unseen.joined([part._unseen_columns() for part in parts]) if cls is DataProto else None
+        if joined is not None and not any(part.non_tensor_batch for part in parts):
             return cls._of_unseen(joined, {}, merging.merge_meta([part.meta_info for part in parts], parts, meta_policies))
         tensors, objects, metas = zip(*(part._tables() for part in parts), strict=True)
         if missing == "none":
@@ -420,17 +434,8 @@ class DataProto:
     def __copy__(self) -> Self:
         return self.select()
 
-    def packed_if_small(self) -> wire.Packed | None:
-        """The tensor columns as records that belong in a message; None where one of them has many bytes."""
-        columns = self._unseen_columns()
-        return wire.packed_if_small(arrays_of(self._checked().batch)) if columns is None else columns.packed_if_small()
-
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        buffers = protocol.__index__() >= 5
-        columns = None if self.non_tensor_batch else self._unseen_columns()
-        packed = (
-            wire.pack(arrays_of(self._checked().batch), buffers=buffers) if columns is None else columns.packed(buffers=buffers)
-        )
+        packed = self._to_pack().packed(buffers=protocol.__index__() >= 5)
         objects = {key: list(rows) for key, rows in self.non_tensor_batch.items()}
         if type(self) is not DataProto:
             return _rebuild, (type(self), packed, objects, self.meta_info)
@@ -473,58 +478,65 @@ class DataProto:
             return self
         return DataProto(self.batch, self.non_tensor_batch)
 
-    def _plain_whole(self) -> Whole | None:
-        """The columns as plain ones, which there is nothing to check of; None where there are others."""
-        return None if self.non_tensor_batch else unseen.plain_whole(self.batch)
+    def _to_pack(self) -> Unseen:
+        """The columns, which may have been looked at, as something to pack."""
+        columns = None if self.non_tensor_batch else self._unseen_columns()
+        if columns is not None:
+            return columns
+        source = self._checked()
+        return Cut(Whole(source.batch), 0, len(source))
 
-    def _cut(self, bounds: Sequence[int], whole: Whole | None) -> list[Self]:
-        """Views of rows [bounds[i], bounds[i + 1]) for each i, of `_plain_whole`; the bounds run from 0 to the last row."""
-        source = self if whole is not None else self._checked()
-        whole = whole or unseen.checked_whole(source.batch)
-        pairs = list(pairwise(bounds))
-        objects = [{key: rows[start:stop] for key, rows in source.non_tensor_batch.items()} for start, stop in pairs]
-        metas = [mt.meta_of_rows(self.meta_info, range(start, stop), bounds[-1]) for start, stop in pairs]
-        if whole is None:
-            return list(map(self._made_of, moves.cut_tensors(source.batch, bounds), objects, metas))
-        columns = [Cut(whole, start, stop) for start, stop in pairs]
-        return list(map(self._of_unseen, columns, objects, metas))
+    def _cut(self, bounds: Sequence[int]) -> list[Self]:
+        """Views of rows [bounds[i], bounds[i + 1]) for each i; the bounds run from 0 to the last row."""
+        source = self._checked()
+        return list(map(self._made_of, moves.cut_tensors(source.batch, bounds), *self._cut_tables(source, bounds)))
+
+    def _cut_tables(self, source: DataProto, bounds: Sequence[int]) -> tuple[list[dict[str, ObjectColumn]], list[dict[str, Any]]]:
+        """The objects, those of `_checked`, and the meta of each part."""
+        objects = [{key: rows[start:stop] for key, rows in source.non_tensor_batch.items()} for start, stop in pairwise(bounds)]
+        metas = [mt.meta_of_rows(self.meta_info, range(start, stop), bounds[-1]) for start, stop in pairwise(bounds)]
+        return objects, metas
 
     def _map_values(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Apply a change that keeps shapes to the storage of every tensor column."""
         return type(self)(moves.map_values(self.batch, change), self.non_tensor_batch, mt.copy_meta(self.meta_info))
 
-    def _map_rows(
-        self,
-        dense: Callable[[Tensor], Tensor],
-        ragged: Callable[[Tensor], moves.RaggedMove],
-        objects: Callable[[ObjectColumn], ObjectColumn],
-        numbers: range | Tensor,
-    ) -> Self:
-        """Apply one row operation, which takes rows of these numbers, to every column."""
-        source = self._checked()
-        return self._made_of(
-            moves.map_rows(source.batch, dense, ragged),
-            {key: objects(rows) for key, rows in source.non_tensor_batch.items()},
-            mt.meta_of_rows(self.meta_info, numbers, len(source)),
-        )
 
-
-def rows_of(
-    packed: wire.Packed,
-    meta: dict[str, Any],
-    objects: Mapping[str, Sequence[Any]] | None = None,
-    *,
-    as_views: bool | None = None,
-) -> DataProto:
-    """Rows that were checked where they were packed: to check them again would cost a tiny batch half as much again.
-
-    `as_views`: whether their columns are guarded views of what came, and not private; None asks `wire.as_shared`.
-    """
+def rows_of(packed: wire.Packed, meta: dict[str, Any], objects: Mapping[str, Sequence[Any]] | None = None) -> DataProto:
+    """Rows that were checked where they were packed: to check them again would cost a tiny batch half as much again."""
     wire.check_readable(packed)
     columns = {key: col.object_column(rows) for key, rows in objects.items()} if objects else {}
-    return DataProto._of_unseen(Arrived(packed, wire.reads_shared() if as_views is None else as_views), columns, meta)
+    is_shared = wire.reads_shared()
+    if not is_shared and not wire.is_private(packed):  # it may change until somebody looks
+        return DataProto._made_of(wire.unpack(packed), columns, meta)
+    return DataProto._of_unseen(Arrived(packed, is_shared), columns, meta)
+
+
+def packed_if_small(rows: DataProto) -> wire.Packed | None:
+    """The tensor columns as records that belong in a message; None where one of them has many bytes."""
+    columns = rows._unseen_columns()
+    if columns is None and any(tensor_bytes(column) > wire.IN_BAND_BYTES for column in rows.batch.values()):
+        return None  # before anything is copied from a device
+    return rows._to_pack().packed_if_small()
+
+
+def cut_for_call(rows: DataProto, parts: int) -> list[DataProto]:
+    """`partition` for a call, which sends the parts at once: their columns are made only if somebody looks."""
+    whole = None if rows.non_tensor_batch else unseen.plain_whole(rows.batch)
+    source = rows if whole is not None else rows._checked()
+    whole = whole or unseen.checked_whole(source.batch)
+    if whole is None:
+        return rows.partition(parts)
+    bounds = _even_bounds(len(rows), parts)
+    cuts = [Cut(whole, start, stop) for start, stop in pairwise(bounds)]
+    return list(map(DataProto._of_unseen, cuts, *rows._cut_tables(source, bounds)))
+
+
+def _even_bounds(num_rows: int, parts: int) -> list[int]:
+    size, extra = divmod(num_rows, parts)
+    return [part * size + min(part, extra) for part in range(parts + 1)]
 
 
 def _rebuild(cls: type[DataProto], packed: wire.Packed, objects: dict[str, list[Any]], meta: dict[str, Any]) -> DataProto:
     wire.check_readable(packed)
-    return cls(wire.unpack(packed, as_views=wire.reads_shared()), objects, meta)
+    return cls(wire.unpack(packed, is_shared=wire.reads_shared()), objects, meta)

@@ -11,7 +11,7 @@ times as much and logs a warning, and its `values()` costs 300 times as much as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -103,6 +103,24 @@ def row_of(column: Tensor, row: int) -> Tensor:
 def num_rows(column: Tensor) -> int:
     """B, the rows of a column, dense or jagged; a nested tensor's own `shape` costs many times as much."""
     return len(column._offsets) - 1 if isinstance(column, NestedTensor) else column.shape[0]
+
+
+def interned(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same columns; those jagged ones that have come to have equal lengths share one offsets tensor."""
+    known: list[Tensor] = []
+    found = dict(columns)
+    for key, column in columns.items():
+        if not is_jagged(column):
+            continue
+        values, own = parts(column)
+        if any(seen is own for seen in known):
+            continue
+        equal = next((seen for seen in known if torch.equal(seen, own)), None)
+        if equal is None:
+            known.append(own)
+        else:
+            found[key] = like(column, values, equal)
+    return found
 
 
 def offsets_of(lengths: Tensor) -> Tensor:

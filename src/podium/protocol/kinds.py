@@ -12,7 +12,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
-from podium.protocol.arrays import dtype_of
+from podium.protocol.arrays import dtype_of, tensor_bytes
 from podium.protocol.columns import ObjectColumn, object_column
 from podium.protocol.data_proto import DataProto
 
@@ -83,12 +83,6 @@ def bytes_of_columns(rows: DataProto) -> dict[str, int]:
     """How many bytes each column has; of objects, about how many."""
     tensors = {key: tensor_bytes(column) for key, column in rows.batch.items()}
     return tensors | {key: about_bytes(column) for key, column in rows.non_tensor_batch.items()}
-
-
-def tensor_bytes(column: Tensor) -> int:
-    """Bytes of the values of a tensor column."""
-    values = jg.parts(column)[0] if jg.is_jagged(column) else column
-    return values.numel() * values.itemsize
 
 
 def about_bytes(column: ObjectColumn) -> int:

@@ -51,7 +51,8 @@ def map_rows(
         index, new_offsets = moved[id(offsets)]
         return jg.like(column, jg.take(values, index), new_offsets)
 
-    return {key: move(column) for key, column in batch.items()}
+    columns = {key: move(column) for key, column in batch.items()}
+    return columns if len(moved) < 2 else jg.interned(columns)
 
 
 def slice_tensors(batch: Mapping[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
@@ -79,7 +80,8 @@ def cut_tensors(batch: Mapping[str, Tensor], bounds: Sequence[int]) -> list[dict
             cuts[id(offsets)] = jg.cut_offsets(offsets, bounds)
         lengths, new_offsets = cuts[id(offsets)]
         pieces.append([jg.like(column, *part) for part in zip(torch.split_with_sizes(values, lengths), new_offsets, strict=True)])
-    return [dict(zip(batch, part, strict=True)) for part in zip(*pieces, strict=True)] or [{} for _ in sizes]
+    parts = [dict(zip(batch, part, strict=True)) for part in zip(*pieces, strict=True)] or [{} for _ in sizes]
+    return parts if len(cuts) < 2 else list(map(jg.interned, parts))
 
 
 def same_keys(kind: str, tables: Sequence[Mapping[str, Any]]) -> None:

@@ -15,14 +15,14 @@ import torch
 
 from podium.errors import DataError
 from podium.protocol.bodies import Header, parted
-from podium.protocol.data_proto import DataProto
+from podium.protocol.data_proto import DataProto, cut_for_call
 from podium.protocol.remote_rows import RemoteRows
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
 Rows: TypeAlias = "DataProto | RemoteRows | TensorDict"
-_OURS = (DataProto, RemoteRows)
+_OURS = (DataProto, RemoteRows)  # a tuple, as `A | B` is built at every use
 RowsT = TypeVar("RowsT", bound="DataProto | RemoteRows | TensorDict")
 
 
@@ -58,9 +58,14 @@ def is_padding_enabled(rows: Rows) -> bool:
 
 def partition_rows(rows: RowsT, parts: int) -> list[RowsT]:
     """Exactly `parts` consecutive shards whose sizes differ by at most one; views. Empty shards keep their columns."""
-    if isinstance(rows, _OURS):
-        return cast("list[RowsT]", rows.partition(parts))
-    return [_like(rows, part) for part in as_proto(rows).partition(parts)]
+    return [_like(rows, part) for part in _proto(rows).partition(parts)]
+
+
+def shards_of(rows: RowsT, parts: int) -> list[RowsT]:
+    """`partition_rows` for a call that sends the parts at once: columns are made only if somebody looks."""
+    if type(rows) is not DataProto:
+        return partition_rows(rows, parts)
+    return cast("list[RowsT]", cut_for_call(cast(DataProto, rows), parts))
 
 
 def partition_padded(rows: RowsT, parts: int) -> tuple[list[RowsT], tuple[int, ...]]:

@@ -1,8 +1,8 @@
-"""Tensor columns that nobody has looked at yet: cut out of a batch, or arrived from another process.
+"""Tensor columns that nobody has looked at yet: cut out of a batch for a call, or arrived from another process.
 
 Between a driver and its ranks most batches are cut, sent, received and joined without being read on the way, and tensors made
 for that cost a tiny batch as much as all the rest. So a `DataProto` makes its columns when somebody asks for them. Until then
-it has one of these.
+it has one of these. What a user cuts is cut at once: their parts live as long as they like, and the source may change.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
 from podium.protocol import row_moves as moves
 from podium.protocol import wire
@@ -27,7 +30,7 @@ class Whole:
 
     @property
     def arrays(self) -> Arrays:
-        """To cut these and to pack the pieces takes no operation of torch."""
+        """The columns as numpy sees them, found out once: to cut these and to pack the pieces takes no operation of torch."""
         if self._arrays is None:
             self._arrays = arrays_of(self.columns)
         return self._arrays
@@ -58,11 +61,11 @@ class Arrived:
     """What came over the wire: columns that were checked where they were packed."""
 
     records: wire.Packed
-    as_views: bool
+    is_shared: bool
     """Whether they become guarded views of what came, and not private ones."""
 
     def columns(self) -> dict[str, Tensor]:
-        return wire.unpack(self.records, as_views=self.as_views)
+        return wire.unpack(self.records, is_shared=self.is_shared)
 
     def packed(self, *, buffers: bool) -> wire.Packed:
         """What came, to travel on."""
@@ -76,8 +79,16 @@ class Arrived:
 Unseen: TypeAlias = Cut | Arrived
 
 
+def made(unseen: Unseen) -> dict[str, Tensor]:
+    """The columns, the same whichever mode torch is in when somebody looks: inference, a functional transform, fake tensors."""
+    if not torch.is_inference_mode_enabled() and peek_interpreter_stack() is None and not torch._C._len_torch_dispatch_stack():
+        return unseen.columns()
+    with torch.inference_mode(False), torch._C._DisableFuncTorch(), _disable_current_modes():
+        return unseen.columns()
+
+
 def plain_whole(columns: Mapping[str, Tensor]) -> Whole | None:
-    """The columns as a whole if they are plain dense ones, as most are, of one row count: a look that checks them, too."""
+    """The columns as a whole if they are plain dense ones of one row count, as most are: there is nothing else to check."""
     arrays = plain_arrays(columns)
     return None if arrays is None else Whole(columns, arrays)
 
@@ -89,6 +100,6 @@ def checked_whole(columns: Mapping[str, Tensor]) -> Whole | None:
 
 def joined(batches: Sequence[Unseen | None]) -> Arrived | None:
     """The rows of all batches, in order; None unless all have arrived and fit together as they are."""
-    records = [batch.records for batch in batches if isinstance(batch, Arrived)]
-    joined = wire.joined(records) if len(records) == len(batches) else None
-    return None if joined is None else Arrived(joined, as_views=False)
+    parts = [batch.records for batch in batches if isinstance(batch, Arrived)]
+    records = wire.joined(parts) if len(parts) == len(batches) else None
+    return None if records is None else Arrived(records, is_shared=False)

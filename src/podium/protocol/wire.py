@@ -3,8 +3,8 @@
 A tensor becomes (dtype, shape, data). Small ones are `bytes` inside the message, which costs a tiny batch next to nothing;
 larger ones are `PickleBuffer`s, which a transport that honours out-of-band buffers (Ray's object store) copies once and pickle
 not at all. Jagged columns that share offsets still share them on the other side. A received tensor is private and writable:
-read-only data is copied, for torch cannot protect it; or it is a guarded view of the data. Also here: equality and description
-of columns, which need the same case analysis.
+read-only data is copied, for torch cannot protect it; or, inside `as_shared`, it is a guarded view of the data. Records can be
+joined as they are, small ones without a tensor. Also here: equality and description of columns, with the same case analysis.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from podium.protocol import memory
 from podium.protocol.arrays import Arrays, NamedArray, array_of, read_as
 from podium.protocol.guard import shared, tensor_over
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 IN_BAND_BYTES = 4096
 """Tensors up to this size are bytes in the message: up to about here a copy costs less than a transport's care of a buffer."""
 FEW = 8
@@ -37,7 +37,7 @@ Data: TypeAlias = bytes | memoryview | PickleBuffer
 TensorRecord: TypeAlias = tuple[str, tuple[int, ...], Data]
 """Torch's name of the dtype, the shape, and the elements."""
 ColumnRecord: TypeAlias = tuple[str, TensorRecord, int | None, int]
-"""Like `arrays.ColumnArray`."""
+"""The column's name, its tensor (a jagged one's values), which of the batch's offsets it has (None: dense), its ragged dim."""
 Packed: TypeAlias = tuple[int, Sequence[ColumnRecord], Sequence[TensorRecord]]
 """The wire's version, the columns in order, and the offsets that jagged columns share."""
 
@@ -68,10 +68,10 @@ def is_small(packed: Packed) -> bool:
     return all(_is_in_band(record) for _, record, _, _ in columns) and all(_is_in_band(record) for record in offsets)
 
 
-def unpack(packed: Packed, *, as_views: bool = False) -> dict[str, Tensor]:
-    """Records to columns on the CPU, private and writable or, `as_views`, guarded views of what arrived."""
+def unpack(packed: Packed, *, is_shared: bool = False) -> dict[str, Tensor]:
+    """Records to columns on the CPU, private and writable or, with `is_shared`, guarded views of what arrived."""
     _, columns, records = packed
-    tensor_of = _shared_tensor if as_views else _private_tensor
+    tensor_of = _shared_tensor if is_shared else _private_tensor
     offsets = [_private_tensor(record) for record in records]
     return {
         key: tensor_of(record) if number is None else jg.jagged(tensor_of(record), offsets[number], ragged_dim)
@@ -96,6 +96,13 @@ def joined(parts: Sequence[Packed]) -> Packed | None:
         own = None if number is None else numbers.setdefault(places, len(numbers))
         made.append((key, values, own, ragged_dim))
     return WIRE_VERSION, made, [_joined_offsets(parts, places) for places in numbers]
+
+
+def is_private(packed: Packed) -> bool:
+    """Whether nobody else can write to what arrived: it is in the message, or in memory that the reader was given to write to."""
+    _, columns, offsets = packed
+    records = [*[record for _, record, _, _ in columns], *offsets]
+    return all(type(data) is bytes or not memoryview(data).readonly for _, _, data in records)
 
 
 def check_readable(packed: Packed) -> None:
@@ -175,7 +182,7 @@ def _shared_tensor(record: TensorRecord) -> Tensor:
 
 
 def _view(record: TensorRecord) -> Tensor:
-    """To be read only."""
+    """A tensor over the record's own memory, which nobody may write."""
     name, shape, data = record
     carrier, dtype = read_as(name)
     tensor = tensor_over(np.ndarray(shape, carrier, data))  # type: ignore[arg-type]  # any buffer will do
@@ -198,6 +205,8 @@ def equal(left: Any, right: Any) -> bool:
 
 
 def _tensors_equal(left: Tensor, right: Tensor) -> bool:
+    if left.dtype == right.dtype and left.dtype.itemsize == 1 and left.is_floating_point() and not left.is_nested:
+        left, right = left.float(), right.float()  # torch does not compare float8
     if left.dtype != right.dtype or jg.is_jagged(left) != jg.is_jagged(right):
         return False
     if jg.is_jagged(left):

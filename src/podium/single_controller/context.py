@@ -22,7 +22,7 @@ class RankContext:
     local_rank: int = 0
     local_world_size: int = 1
     threads: int = 0
-    """torch threads while user code runs; 0 leaves torch's own setting."""
+    """torch threads while user code runs; 0 leaves torch's own setting. Where a process is one rank, set once, at its start."""
     master_addr: str | None = None
     master_port: int | None = None
     """Where the ranks meet; None where the runtime has no collectives."""
@@ -43,7 +43,7 @@ def become(context: RankContext) -> None:
     _of_process = context
 
 
-class running_as:  # noqa: N801 - a context manager, as a class since every call of every rank enters it
+class running_as:  # noqa: N801 - a context manager, as a class since every call on `inline` enters it
     """Run the block as that rank."""
 
     __slots__ = ("_context", "_token")

@@ -20,7 +20,7 @@ from podium.errors import DispatchError, RegistrationError, unknown_name
 from podium.protocol import DataProto
 from podium.protocol.meta import is_marked
 from podium.protocol.remote_rows import RemoteRows
-from podium.protocol.rows import concat_rows, drop_last, is_padding_enabled, is_rows, num_rows, partition_padded, partition_rows
+from podium.protocol.rows import concat_rows, drop_last, is_padding_enabled, is_rows, num_rows, partition_padded, shards_of
 from podium.single_controller.mesh import Mesh
 from podium.single_controller.modes import (
     BatchMode,
@@ -112,6 +112,7 @@ class Route:
     """
 
     mode: DispatchMode
+    """Whose route it is."""
     dispatch_fn: Callable[..., Any]
     collect_fn: Callable[[Any, Any], Any]
     mesh_name: str | None = None
@@ -124,6 +125,8 @@ class Route:
 
 def dispatch_one_to_all(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
     """Every argument goes to every rank as it is."""
+    if not args and not kwargs:
+        return (), {}
     return _map_named(partial(as_copy, group.world_size), args, kwargs)
 
 
@@ -156,11 +159,16 @@ def collect_rank_zero(group: Ranks, output: Any) -> Any:
     return output
 
 
+def for_rank_zero(world_size: int, name: str, value: Any) -> Sent:
+    """The value for the one rank that runs; of a PerRank its first, which may be the only one."""
+    if isinstance(value, PerRank) and isinstance(value.values, list | tuple) and len(value.values) == 1:
+        return value
+    return as_copy(world_size, name, value)
+
+
 def as_copy(world_size: int, name: str, value: Any) -> Sent:
-    """The value for every rank, unless it says itself what each rank gets. DispatchError where it says that of other ranks."""
-    if isinstance(value, PerRank):
-        return one_per_rank_or_copy(world_size, name, value)
-    return value if isinstance(value, Copy) else Copy(value)
+    """The value for every rank, unless it says itself what each gets. DispatchError for a PerRank of another number of values."""
+    return one_per_rank_or_copy(world_size, name, value) if isinstance(value, PerRank) else _copy(value)
 
 
 def one_per_rank_or_copy(world_size: int, name: str, value: Any) -> Sent:
@@ -168,7 +176,7 @@ def one_per_rank_or_copy(world_size: int, name: str, value: Any) -> Sent:
     is_said = isinstance(value, PerRank)
     values = value.values if is_said else value
     if not is_said and not isinstance(values, list | tuple):
-        return value if isinstance(value, Copy) else Copy(value)
+        return _copy(value)
     if not hasattr(values, "__len__") or not hasattr(values, "__getitem__") or isinstance(values, Mapping):
         raise DispatchError(f"{name} is PerRank of {type(values).__name__}: give a list with one value for each rank")
     if len(values) != world_size:
@@ -195,7 +203,7 @@ def dispatch_nd_compute_dataproto(mesh_name: str | None, group: Ranks, /, *args:
         if name not in batches:
             return as_copy(group.world_size, name, value)
         shards, padding = (
-            partition_padded(value, mesh.dp_size) if padded else (partition_rows(value, mesh.dp_size), (0,) * mesh.dp_size)
+            partition_padded(value, mesh.dp_size) if padded else (shards_of(value, mesh.dp_size), (0,) * mesh.dp_size)
         )
         return Shards([shards[dp_rank] for dp_rank in mesh.dp_ranks], tuple([padding[dp_rank] for dp_rank in mesh.dp_ranks]))
 
@@ -303,14 +311,14 @@ def dispatch(group: Ranks, route: Route, execute: Execute, args: tuple[Any, ...]
 
     With Execute.RANK_ZERO a built-in mode leaves the arguments as they are.
     """
-    if execute is Execute.RANK_ZERO and not isinstance(route.mode, (UserMode, DirectMode)):
-        return dispatch_one_to_all(group, *args, **kwargs)
+    if execute is Execute.RANK_ZERO and not isinstance(route.mode, UserMode | DirectMode):
+        return _map_named(partial(for_rank_zero, group.world_size), args, kwargs)
     dispatched = route.dispatch_fn(group, *args, **kwargs)
     if route.is_built_in:
         return cast(SentArguments, dispatched)
     if not (isinstance(dispatched, tuple) and len(dispatched) == 2 and isinstance(dispatched[1], Mapping)):
         raise DispatchError(f"a dispatch_fn returns (args, kwargs), got {dispatched!r}")
-    said = as_copy if execute is Execute.RANK_ZERO else one_per_rank_or_copy
+    said = for_rank_zero if execute is Execute.RANK_ZERO else one_per_rank_or_copy
     return _map_named(partial(said, group.world_size), *dispatched)
 
 
@@ -328,9 +336,11 @@ def collect(group: Ranks, route: Route, execute: Execute, answers: Mapping[int, 
 # -- inside --------------------------------------------------------------------------------------------------------------
 
 
+def _copy(value: Any) -> Copy:
+    return value if isinstance(value, Copy) else Copy(value)
+
+
 def _map_named(send: Callable[[str, Any], Sent], args: Iterable[Any], kwargs: Mapping[str, Any]) -> SentArguments:
-    if not args and not kwargs:
-        return (), {}
     positional = tuple([send(_position(number), value) for number, value in enumerate(args)])
     return positional, {name: send(_keyword(name), value) for name, value in kwargs.items()}
 

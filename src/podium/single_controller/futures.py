@@ -215,6 +215,9 @@ def _awaitable(get: Callable[[], R]) -> asyncio.Future[R]:
     return asyncio.wrap_future(outcome)
 
 
+_FUTURES = (GroupFuture, FutureList)
+
+
 def is_future(value: object) -> bool:
     """Whether the value is the result of a call that may still run."""
-    return isinstance(value, (GroupFuture, FutureList))
+    return isinstance(value, _FUTURES)

@@ -202,6 +202,10 @@ class Invocation:
         return DispatchError(f"{self._group.crew.name}.{self._method.full_name} ({self._route.mode.name}): {error}")
 
 
+MOST_SHAPES = 64
+"""Names of arguments that are others in every call are not worth remembering."""
+
+
 class GroupCall(Generic[P, R]):
     """Calls one method on the ranks of a group, as its `@register` says."""
 
@@ -210,15 +214,16 @@ class GroupCall(Generic[P, R]):
         self._method = method
         self._timeout_s = timeout_s
         self._fitting: set[tuple[object, ...]] = set()
-        """Of arguments that the signature takes, how many come without a name, and the names of the others."""
+        """Shapes of calls that the signature has taken: how many arguments came without a name, and the names of the others."""
         self.__signature__ = method.signature
         self.__name__ = method.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self._check_arguments(args, kwargs)
         invocation = Invocation(self._group, self._method, args, kwargs, self._timeout_s)
-        result: Any = invocation.blocking() if self._method.registration.blocking else invocation.future()
-        return result  # type: ignore[no-any-return]  # of type R, as `register` says
+        run: Callable[[], Any] = invocation.blocking if self._method.registration.blocking else invocation.future
+        result: R = run()  # as `register` says
+        return result
 
     def options(self, *, timeout: float | None = None) -> GroupCall[P, R]:
         """The same call with a time limit of its own, in seconds."""
@@ -232,7 +237,8 @@ class GroupCall(Generic[P, R]):
             self._method.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self._method.name}(): {error}; its signature is {self._method.signature}") from None
-        self._fitting.add(shape)
+        if len(self._fitting) < MOST_SHAPES:
+            self._fitting.add(shape)
 
     def __repr__(self) -> str:
         return f"<{self._group.crew.name}.{self._method.full_name}{self._method.signature}>"

@@ -61,9 +61,10 @@ class Mesh:
         return max(self.dp_ranks) + 1
 
     @cached_property
-    def collecting_ranks(self) -> list[int]:
+    def collecting_ranks(self) -> tuple[int, ...]:
         """The ranks whose results count, in the order of their shards."""
-        return sorted((rank for rank, collects in enumerate(self.collects) if collects), key=self.dp_ranks.__getitem__)
+        ranks = [rank for rank, collects in enumerate(self.collects) if collects]
+        return tuple(sorted(ranks, key=self.dp_ranks.__getitem__))
 
     @cached_property
     def quiet_ranks(self) -> tuple[int, ...]:

@@ -97,7 +97,7 @@ class OpenCalls:
 
     @property
     def has_unread(self) -> bool:
-        """Whether there are calls whose result nobody has read, as far as is known."""
+        """Whether the result of some call has not been read yet; it may still be running."""
         return bool(self._unread)
 
     def unread_failure(self, *, look_at_all: bool = False) -> Unread | None:

@@ -106,7 +106,7 @@ class PendingCall:
         give_up = min(self.began + self.timeout_s, give_up)
         while self._silent and not self._failures:
             self._take(max(0.0, give_up - time.monotonic()))
-            if self._silent and time.monotonic() >= give_up:
+            if time.monotonic() >= give_up:
                 break
         return not self._silent or self.has_failed
 

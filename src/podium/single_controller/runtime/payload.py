@@ -23,7 +23,7 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import DataProto, is_rows, wire
 from podium.protocol.columns import ObjectColumn
-from podium.protocol.data_proto import rows_of
+from podium.protocol.data_proto import packed_if_small, rows_of
 from podium.protocol.guard import SharedTensor
 from podium.protocol.meta import IMMUTABLE, copy_meta
 from podium.protocol.remote_rows import RemoteRows
@@ -89,7 +89,10 @@ def unpack(packed: Packed, *, shared: bool = False) -> Any:
     """What was packed; `shared` for guarded views, which are given too if the sender has said so."""
     if isinstance(packed, bytes):
         if packed.startswith((_ROWS, _ROWS_ARGUMENT)):
-            return _rows_in(packed, shared=shared)
+            if not shared:
+                return _rows_in(packed)
+            with wire.as_shared():
+                return _rows_in(packed)
         if shared or packed.startswith(_SHARED):
             return _unpack_shared(*_parts(packed.removeprefix(_SHARED)))
         pickled, buffers = _parts(packed)
@@ -147,7 +150,7 @@ def _small_rows(value: object) -> bytes | None:
     rows = value[0][0] if is_argument else value  # type: ignore[index]
     if type(rows) is not DataProto or not _is_plain(rows):
         return None
-    packed = rows.packed_if_small()
+    packed = packed_if_small(rows)
     if packed is None:
         return None
     return (_ROWS_ARGUMENT if is_argument else _ROWS) + pickle.dumps((packed, rows.meta_info), protocol=5)
@@ -161,10 +164,9 @@ def _is_one_argument(value: object) -> bool:
     return type(args) is tuple and len(args) == 1 and type(kwargs) is dict and not kwargs
 
 
-def _rows_in(message: bytes, *, shared: bool) -> Any:
+def _rows_in(message: bytes) -> Any:
     is_argument = message.startswith(_ROWS_ARGUMENT)
-    packed, meta = pickle.loads(memoryview(message)[len(_ROWS_ARGUMENT if is_argument else _ROWS) :])
-    rows = rows_of(packed, meta, as_views=shared)
+    rows = rows_of(*pickle.loads(memoryview(message)[len(_ROWS_ARGUMENT if is_argument else _ROWS) :]))
     return ((rows,), {}) if is_argument else rows
 
 

@@ -92,7 +92,7 @@ def origin_here(context: RankContext, method: str) -> Origin:
     return Origin(context.group, method, context.rank, platform.node(), os.getpid())
 
 
-class torch_threads:  # noqa: N801 - a context manager, as a class since every call of every rank enters it
+class torch_threads:  # noqa: N801 - a context manager, as a class since every call on `inline` enters it
     """Use that many torch threads in the block; 0 leaves the setting alone."""
 
     __slots__ = ("_before", "_count")
@@ -161,9 +161,15 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any], threads: int) -> Any:
         nested.stop()
 
 
+def use_torch_threads(count: int) -> None:
+    """Use that many torch threads in this thread from here on; 0 leaves the setting alone."""
+    if count:
+        torch.get_num_threads()  # first: at a thread's first look torch takes over what any other has set last
+        torch.set_num_threads(count)
+
+
 async def _outcome_of(coroutine: Coroutine[Any, Any, Any], threads: int) -> tuple[Any, BaseException | None]:
-    if threads:
-        torch.set_num_threads(threads)  # the count is per thread, and this is the loop's
+    use_torch_threads(threads)  # the count is per thread, and this is the loop's
     try:
         return await coroutine, None
     except BaseException as error:  # a loop does not survive SystemExit and its like: whoever waits raises it

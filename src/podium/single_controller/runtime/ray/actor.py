@@ -21,7 +21,6 @@ from typing import Any, NoReturn, cast
 
 import cloudpickle
 import ray
-import torch
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it without saying so
 
@@ -33,7 +32,7 @@ from podium.single_controller.registration import registration_of
 from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
 from podium.single_controller.runtime.copies import detached, detached_copy
 from podium.single_controller.runtime.payload import HoldsReference, Packed, pack, unpack
-from podium.single_controller.runtime.rank import call_method, called_as, method_of, run_to_end, worker_error
+from podium.single_controller.runtime.rank import call_method, called_as, method_of, run_to_end, use_torch_threads, worker_error
 from podium.single_controller.runtime.ray.message import EMPTY, Message
 from podium.single_controller.runtime.ray.order import Turns
 from podium.single_controller.runtime.ray.store import landed, left_behind
@@ -102,8 +101,7 @@ class RankActor:
         self._rank_context = context
         _set_environment(context)
         become(context)
-        if context.threads:
-            torch.set_num_threads(context.threads)  # of this thread, which is the one that runs sync methods
+        use_torch_threads(context.threads)  # of this thread, which is the one that runs sync methods
         args, kwargs = unpack(packed)
         self._podium_run(None, CONSTRUCTOR, cast(Any, super()).__init__, args, kwargs)
 
@@ -174,8 +172,7 @@ class AsyncRankActor(RankActor):
         return super().podium_host_store(address, port_range)
 
     async def podium_start(self, context: RankContext, packed: Packed) -> None:  # type: ignore[override]
-        if context.threads:
-            torch.set_num_threads(context.threads)  # the count is per thread, and this is the loop's
+        use_torch_threads(context.threads)  # the count is per thread, and this is the loop's
         await self._podium_on_thread(super().podium_start, context, packed)
 
     def _podium_reply(self, result: Any, reply: Reply) -> Any:

@@ -73,13 +73,15 @@ def session() -> str:
 
 
 def connection() -> object | None:
-    """By what this process is connected to the cluster: another object after another `ray.init`, None where it is not.
+    """What stands for this process's connection: a new object after every `ray.init`, None without one.
 
-    Every call asks, so it has to cost less than `session`.
+    Cheaper than `session`, since every call asks. The attribute is Ray's own, touched here only.
     """
+    if not ray.is_initialized():  # to ask for the context would start, or join, whatever cluster Ray finds
+        return None
     context: Any = ray.get_runtime_context()
-    node: object | None = context.worker.node
-    return node
+    node: object | None = getattr(context.worker, "node", None)
+    return node or session()  # Ray Client has none
 
 
 def nodes() -> list[Node]:

@@ -112,7 +112,7 @@ class RayRuntime(Runtime):
         """The placement groups of ranks that another driver has started."""
         self._has_entry: Collection[tuple[str | None, str]] = ()
         self._session = ""
-        self._connection: object | None = object()  # none yet
+        self._connection: object | None = None
         self._entries: dict[int, dict[tuple[str | None, str, Reply], Entry]] = {}
         """By rank, those that calls have used: Ray makes one anew whenever an actor is asked for it."""
         self._lines: Lines | None = None
@@ -170,8 +170,9 @@ class RayRuntime(Runtime):
 
     def kill(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            actor = self._actors.pop(rank, None)
-            self._entries.pop(rank, None)
+            with self._sending:
+                actor = self._actors.pop(rank, None)
+                self._entries.pop(rank, None)
             if actor is not None and self._is_connected:
                 with suppress(ActorHandleNotFoundError):  # of a session that was shut down, and the actor with it
                     ray.kill(actor, no_restart=True)
@@ -302,7 +303,7 @@ class RayRuntime(Runtime):
     @property
     def _is_connected(self) -> bool:
         """Whether Ray is still in the session that the ranks live in."""
-        return cluster.connection() is self._connection
+        return self._connection is not None and cluster.connection() == self._connection
 
     def _lost(self, rank: int, ticket: RayTicket, message: str, trace: str = "") -> WorkerLostError:
         origin = self._origin(rank, ticket)

@@ -21,7 +21,7 @@ class Sent(NamedTuple):
 
     packed: Any = None
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = MappingProxyType({})
+    kwargs: Mapping[str, Any] = MappingProxyType({})  # a default that all share, and nobody can fill
     bodies: tuple[Any, ...] = ()
     """References of rows that the rank reads from where they lie."""
 
