@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from podium.errors import DataError
-from podium.protocol import DataProto, jagged_from_rows, wire
+from podium.protocol import DataProto, jagged_from_rows, memory, wire
 from podium.protocol.data_proto import cut_for_call, packed_if_small
 from podium.protocol.jagged import parts
 from podium.protocol.rows import partition_rows
@@ -378,3 +378,15 @@ def test_float8_columns_are_compared():
     data = DataProto({"x": torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn)})
     assert wire.equal(data.batch["x"], sent(data).batch["x"])
     assert not wire.equal(data.batch["x"], torch.zeros(2).to(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("objects", [None, {"name": ["a"] * 4096}])
+def test_a_join_copies_each_large_column_once(objects: dict[str, list[str]] | None, monkeypatch: pytest.MonkeyPatch):
+    data = DataProto({"x": torch.zeros(4096, 8), "y": torch.zeros(4096)}, objects)
+    buffers: list[pickle.PickleBuffer] = []
+    message = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
+    arrived = [pickle.loads(message, buffers=[bytearray(buffer) for buffer in buffers]) for _ in range(2)]
+    copied, cat = [], memory.cat
+    monkeypatch.setattr(memory, "cat", lambda columns: copied.append(len(columns)) or cat(columns))
+    assert len(DataProto.concat(arrived)) == 8192
+    assert copied == [2, 2]

@@ -302,8 +302,9 @@ class DataProto:
             raise DataError("concat needs at least one batch")
         if missing not in ("error", "none"):
             raise DataError(f"missing columns are an 'error' or filled with 'none', got {missing!r}")
-        joined = unseen.joined([part._unseen_columns() for part in parts]) if cls is DataProto else None
-        if joined is not None and not any(part.non_tensor_batch for part in parts):
+        is_plain = cls is DataProto and not any(part.non_tensor_batch for part in parts)
+        joined = unseen.joined([part._unseen_columns() for part in parts]) if is_plain else None
+        if joined is not None:
             return cls._of_unseen(joined, {}, merging.merge_meta([part.meta_info for part in parts], parts, meta_policies))
         tensors, objects, metas = zip(*(part._tables() for part in parts), strict=True)
         if missing == "none":

@@ -45,6 +45,8 @@ class Crew:
         auto_padding: bool = False,
     ) -> None:
         self.spec = spec
+        self.name = spec.name
+        self.world_size = spec.pool.world_size
         self.runtime_name = runtime
         self.auto_padding = auto_padding
         self.meshes: dict[tuple[str | None, str | None], Mesh] = {}
@@ -82,14 +84,6 @@ class Crew:
     def flat_mesh(self) -> Mesh:
         """The mesh in which every rank has a shard of its own."""
         return Mesh.flat(self.world_size)
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def world_size(self) -> int:
-        return self.spec.pool.world_size
 
     # -- calls --------------------------------------------------------------------------------------------------------
 

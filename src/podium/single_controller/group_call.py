@@ -146,7 +146,8 @@ class Invocation:
         registration = self._method.registration
         try:
             self._sent = dispatch(self._group, self._route, registration.execute_mode, self._args, self._kwargs)
-            check_reads(self._group, registration.rows.reads, self._sent)
+            if registration.rows.reads:
+                check_reads(self._group, registration.rows.reads, self._sent)
             quiet = self._group.mesh(self._route.mesh_name).quiet_ranks
         except (DispatchError, DataError) as error:
             raise self._named(error) from error
@@ -193,7 +194,8 @@ class Invocation:
         if self._traffic is not None:
             self._traffic.returned(self._method.full_name, answers.values())
         try:
-            check_writes(self._group, self._route, registration.rows.writes, answers)
+            if registration.rows.writes:
+                check_writes(self._group, self._route, registration.rows.writes, answers)
             return collect(self._group, self._route, registration.execute_mode, answers, self._sent)
         except (DispatchError, DataError) as error:
             raise self._named(error) from error
@@ -219,7 +221,9 @@ class GroupCall(Generic[P, R]):
         self.__name__ = method.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        self._check_arguments(args, kwargs)
+        shape = (len(args), *kwargs)
+        if shape not in self._fitting:
+            self._check_arguments(shape, args, kwargs)
         invocation = Invocation(self._group, self._method, args, kwargs, self._timeout_s)
         run: Callable[[], Any] = invocation.blocking if self._method.registration.blocking else invocation.future
         result: R = run()  # as `register` says
@@ -229,10 +233,7 @@ class GroupCall(Generic[P, R]):
         """The same call with a time limit of its own, in seconds."""
         return type(self)(self._group, self._method, timeout)
 
-    def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        shape = (len(args), *kwargs)
-        if shape in self._fitting:
-            return
+    def _check_arguments(self, shape: tuple[object, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             self._method.signature.bind(*args, **kwargs)
         except TypeError as error:

@@ -14,13 +14,11 @@ from podium.single_controller.dispatch import Copy, Ranks, Route, SentArguments,
 from podium.single_controller.modes import BatchMode
 
 
-def check_reads(group: Ranks, reads: Sequence[str] | None, sent: SentArguments) -> None:
+def check_reads(group: Ranks, reads: Sequence[str], sent: SentArguments) -> None:
     """DispatchError where the batches that a rank is about to be sent lack, together, a column that the method reads.
 
     A rank that is sent no rows at all, as a user's mode may have it, is not looked at.
     """
-    if not reads:
-        return
     args, kwargs = sent
     every = (*args, *kwargs.values())
     # where batches were cut and copied, and nothing else, all ranks are sent the same columns
@@ -31,13 +29,11 @@ def check_reads(group: Ranks, reads: Sequence[str] | None, sent: SentArguments) 
             _check(reads, set().union(*names), "the method reads the column", "which no batch of the call has")
 
 
-def check_writes(group: Ranks, route: Route, writes: Sequence[str] | None, answers: Mapping[int, Any]) -> None:
+def check_writes(group: Ranks, route: Route, writes: Sequence[str], answers: Mapping[int, Any]) -> None:
     """DispatchError where the rows that a collecting rank returned lack a column that the method declares to write.
 
     In a batch mode None lacks them all. Answers of any other kind are left to the mode.
     """
-    if not writes:
-        return
     for rank in group.mesh(route.mesh_name).collecting_ranks:
         answer = answers.get(rank)
         if is_rows(answer):

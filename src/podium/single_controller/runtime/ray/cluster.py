@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import ray
+from ray._private.worker import global_worker
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from podium.errors import ResourceError
@@ -75,13 +76,11 @@ def session() -> str:
 def connection() -> object | None:
     """What stands for this process's connection: a new object after every `ray.init`, None without one.
 
-    Cheaper than `session`, since every call asks. The attribute is Ray's own, touched here only.
+    Every call asks, so it has to cost less than `session`; and it must not ask Ray for a context, which would start, or join,
+    whatever cluster it finds. The attribute is Ray's own, touched here only.
     """
-    if not ray.is_initialized():  # to ask for the context would start, or join, whatever cluster Ray finds
-        return None
-    context: Any = ray.get_runtime_context()
-    node: object | None = getattr(context.worker, "node", None)
-    return node or session()  # Ray Client has none
+    node: object | None = global_worker.node
+    return node or (session() if ray.is_initialized() else None)  # Ray Client has none
 
 
 def nodes() -> list[Node]:
