@@ -53,7 +53,7 @@ def column_names(rows: Rows) -> set[str]:
 
 def is_padding_enabled(rows: Rows) -> bool:
     """Whether dispatch may pad the rows (`DataProto.is_padding_enabled`; in a TensorDict, `AUTO_PADDING_KEY` set to true)."""
-    return (rows if isinstance(rows, _OURS) else as_proto(rows)).is_padding_enabled()
+    return _proto(rows).is_padding_enabled()
 
 
 def partition_rows(rows: RowsT, parts: int) -> list[RowsT]:
@@ -152,7 +152,7 @@ def as_proto(rows: DataProto | TensorDict) -> DataProto:
 
 
 def _proto(rows: Rows) -> DataProto | RemoteRows:
-    return rows if isinstance(rows, RemoteRows) else as_proto(rows)
+    return rows if isinstance(rows, _OURS) else as_proto(rows)
 
 
 def _like(rows: RowsT, data: DataProto | RemoteRows) -> RowsT:

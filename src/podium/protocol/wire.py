@@ -64,8 +64,7 @@ def repacked(packed: Packed, *, buffers: bool) -> Packed:
 
 def is_small(packed: Packed) -> bool:
     """Whether these are records as `packed_if_small` gives them."""
-    _, columns, offsets = packed
-    return all(_is_in_band(record) for _, record, _, _ in columns) and all(_is_in_band(record) for record in offsets)
+    return all(map(_is_in_band, _records(packed)))
 
 
 def unpack(packed: Packed, *, is_shared: bool = False) -> dict[str, Tensor]:
@@ -100,9 +99,7 @@ def joined(parts: Sequence[Packed]) -> Packed | None:
 
 def is_private(packed: Packed) -> bool:
     """Whether nobody else can write to what arrived: it is in the message, or in memory that the reader was given to write to."""
-    _, columns, offsets = packed
-    records = [*[record for _, record, _, _ in columns], *offsets]
-    return all(type(data) is bytes or not memoryview(data).readonly for _, _, data in records)
+    return all(type(data) is bytes or not memoryview(data).readonly for _, _, data in _records(packed))
 
 
 def check_readable(packed: Packed) -> None:
@@ -133,6 +130,11 @@ def reads_shared() -> bool:
 
 
 # A tiny batch is read and written in between other work, so most of its cost is code that is in no cache: here each call counts.
+
+
+def _records(packed: Packed) -> list[TensorRecord]:
+    _, columns, offsets = packed
+    return [*[record for _, record, _, _ in columns], *offsets]
 
 
 def _record(named: NamedArray, buffers: bool) -> TensorRecord:
