@@ -171,7 +171,7 @@ def timed_in_turns(cases: dict[str, Case], repeats: int) -> dict[str, list[float
 
 def repeats_of(mib: int, quick: bool) -> int:
     """How many turns payloads of this size get."""
-    return max(2, min(20, 600 // mib)) // (2 if quick else 1)
+    return max(5, min(20, 600 // mib)) // (2 if quick else 1)
 
 
 def echo_figures(times: dict[str, list[float]], kind: str, suffix: str) -> dict[str, float]:

@@ -50,6 +50,7 @@ def test_simple_values_come_back_as_they_were(value: Any):
     back = round_trip(value)
     assert back == value
     assert type(back) is type(value)
+    assert type(pack(value, is_reference)) is bytes
 
 
 @pytest.mark.parametrize("rows", [2, 100_000])

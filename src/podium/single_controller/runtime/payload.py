@@ -29,8 +29,9 @@ from podium.protocol.meta import IMMUTABLE, copy_meta
 from podium.protocol.remote_rows import RemoteRows
 from podium.single_controller.runtime.copies import carries_graph
 
-_AS_IT_IS = (type(None), bool, int, float, str)  # Ray carries these well, and `unpack` leaves them alone
-
+_SIMPLE = (type(None), bool, int, float, str)
+NOTHING = b""
+"""What None becomes: bytes are what Ray carries in the fewest steps, and most methods return None."""
 _WITH_BUFFERS = b"buffers:"
 """What a message begins with that holds its buffers; no pickle begins so."""
 _SHARED = b"shared:"
@@ -59,7 +60,7 @@ class Envelope:
         return Envelope, (self.pickled, [pickle.PickleBuffer(buffer) for buffer in self.buffers], self.shared)
 
 
-Packed: TypeAlias = bytes | Envelope | bool | int | float | str | None
+Packed: TypeAlias = bytes | Envelope
 
 
 def pack(value: Any, is_reference: Callable[[object], bool], *, shared: bool = False) -> Packed:
@@ -67,8 +68,8 @@ def pack(value: Any, is_reference: Callable[[object], bool], *, shared: bool = F
 
     HoldsReference when it holds one of Ray's references.
     """
-    if type(value) in _AS_IT_IS:
-        return value  # type: ignore[no-any-return]
+    if value is None:
+        return NOTHING
     if not shared and (small := _small_rows(value)) is not None:
         return small
     buffers: list[pickle.PickleBuffer] = []
@@ -88,6 +89,8 @@ def pack(value: Any, is_reference: Callable[[object], bool], *, shared: bool = F
 def unpack(packed: Packed, *, shared: bool = False) -> Any:
     """What was packed; `shared` for guarded views, which are given too if the sender has said so."""
     if isinstance(packed, bytes):
+        if not packed:
+            return None
         if packed.startswith((_ROWS, _ROWS_ARGUMENT)):
             if not shared:
                 return _rows_in(packed)
@@ -173,7 +176,7 @@ def _rows_in(message: bytes) -> Any:
 def _is_plain(value: object, depth: int = 4) -> bool:
     """Whether the value is made of rows and few simple values, which pickle alone carries as well, in half the time."""
     kind = type(value)
-    if kind in _AS_IT_IS:
+    if kind in _SIMPLE:
         return True
     if kind is DataProto:
         return not value.non_tensor_batch and _is_plain(value.meta_info, depth)  # type: ignore[attr-defined]

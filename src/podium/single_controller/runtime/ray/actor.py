@@ -31,7 +31,7 @@ from podium.single_controller.context import RankContext, become
 from podium.single_controller.registration import registration_of
 from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
 from podium.single_controller.runtime.copies import detached, detached_copy
-from podium.single_controller.runtime.payload import HoldsReference, Packed, pack, unpack
+from podium.single_controller.runtime.payload import NOTHING, HoldsReference, Packed, pack, unpack
 from podium.single_controller.runtime.rank import call_method, called_as, method_of, run_to_end, use_torch_threads, worker_error
 from podium.single_controller.runtime.ray.message import EMPTY, Message
 from podium.single_controller.runtime.ray.order import Turns
@@ -115,7 +115,7 @@ class RankActor:
 
     def _podium_reply(self, result: Any, reply: Reply) -> Any:
         if reply is Reply.NOTHING:
-            return None
+            return NOTHING
         if reply is Reply.PLAIN:
             return detached(result)
         found = parted_result(result) if reply is Reply.REFERENCE else None

@@ -16,7 +16,7 @@ from podium.single_controller.runtime.ray.order import Order
 class Message(NamedTuple):
     """A call's arguments on their way to a rank."""
 
-    packed: Packed = None
+    packed: Packed | None = None
     """All of them as one piece; None where there are none, or where only Ray may carry them."""
     order: Order | None = None
     bodies: tuple[Any, ...] = ()
@@ -46,7 +46,7 @@ EMPTY = Message()
 
 
 def folded(
-    packed: Packed, order: Order | None, bodies: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    packed: Packed | None, order: Order | None, bodies: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:
     """A message as the positional arguments of an entry."""
     if args or kwargs:

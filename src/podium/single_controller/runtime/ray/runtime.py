@@ -310,8 +310,6 @@ class RayRuntime(Runtime):
         return WorkerLostError(origin, cause_type="ProcessDied", cause_message=message, remote_traceback=trace)
 
     def _answer(self, rank: int, ticket: RayTicket, value: Any) -> Outcome:
-        if value is None:
-            return Answer(None)
         try:
             # what Ray hands out plain may be read-only memory that everyone shares; a deep copy is private and writable
             found = _unpacked(ticket, value)
