@@ -157,6 +157,15 @@ def test_a_process_that_died_of_an_earlier_call_names_it():
     assert caught.value.consequences == ("rank 0 had not answered 'crash' either, which was sent before",)
 
 
+def test_a_death_that_is_read_after_the_group_was_broken_says_what_broke_it():
+    it = case((0.0, died(0)))
+    it.life.break_down("method 'slow' timed out after 5 s on rank 0")
+    with pytest.raises(WorkerLostError) as caught:
+        it.pending.finish()
+    (line,) = caught.value.consequences
+    assert line == "the group was broken before this was read: method 'slow' timed out after 5 s on rank 0"
+
+
 # -- time ------------------------------------------------------------------------------------------------------------------
 
 

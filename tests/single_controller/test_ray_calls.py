@@ -159,6 +159,8 @@ def test_a_non_blocking_result_and_an_argument_beside_a_reference_are_writable(g
 def test_what_cannot_be_sent_to_one_rank_is_sent_to_none(group: WorkerGroup[Log]):
     with pytest.raises(DispatchError, match=r"argument 0 \(lock\) of 'put' cannot be sent to rank 1"):
         group.execute_all("put", PerRank([1, threading.Lock()]))
+    with pytest.raises(DispatchError, match=r"argument 0 \(lock\) of 'put' cannot be sent to ranks 0-1"):
+        group.execute_all("put", threading.Lock())
     assert group.call.look() == [[], []]
 
 

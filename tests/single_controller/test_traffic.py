@@ -227,6 +227,16 @@ def test_only_what_is_called_in_the_block_counts(group: WorkerGroup[Any]) -> Non
     assert recording() is None
 
 
+def test_a_second_block_counts_on_in_what_it_is_given(group: WorkerGroup[Any]) -> None:
+    with recorded_traffic() as traffic:
+        made = group.make(rows(6))
+    counted = table(traffic)
+    with recorded_traffic(traffic) as same:
+        made.get(keys=["tokens"])
+    assert same is traffic
+    assert table(traffic) == {**counted, "driver fetched": {"tokens": 104}}
+
+
 def test_counts_of_one_column_add_up() -> None:
     traffic = Traffic()
     traffic.add("f", "sent", {"a": 1, "b": 2})

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from podium.config import ModelConfig, RunConfig
+from podium.algorithms import SFTLoss
+from podium.config import ModelConfig, RunConfig, WarmupConfig
 from podium.errors import DataError, DispatchError, PodiumError, RegistrationError
 from podium.models import load_tokenizer
 from podium.observability import Metrics, Spans
@@ -17,11 +18,11 @@ from podium.protocol import DataProto, check_fields, column_names
 from podium.single_controller import DataProtoFuture, Dispatch, Init, ResourcePool, Traffic, Worker, WorkerGroup, register
 from podium.single_controller.registration import registration_of
 from podium.tasks import Scorer
-from podium.trainers import PPOTrainer
-from podium.trainers.chain import Link, check_chain, ppo_links, worker_link
+from podium.trainers import PPOTrainer, SFTTrainer
+from podium.trainers.chain import Link, check_chain, ppo_links, sft_links, worker_link
 from podium.trainers.launch import policy_spec
 from podium.trainers.preflight import prepare
-from podium.workers import FIELDS, ActorRolloutRefWorker
+from podium.workers import FIELDS, ActorRolloutRefWorker, TrainingSpec, TrainingWorker
 from tests.trainers.builders import small_config
 
 pytestmark = pytest.mark.usefixtures("torch_globals_put_back")
@@ -157,6 +158,36 @@ def test_the_table_names_all_who_make_and_read_a_column(tmp_path):
         assert set(field.made_by) == {link.name for link in links if name in (link.writes or ())}, name
         may_read = {reader for column, reader in MAY_READ if column == name}
         assert set(field.read_by) == {link.name for link in links if name in link.reads} | may_read, name
+
+
+# -- the warm-up -------------------------------------------------------------------------------------------------------
+
+
+def test_the_warm_ups_links_read_and_write_what_they_say(tmp_path):
+    config = config_of(tmp_path, "plain").model_copy(update={"warmup": WarmupConfig(steps=1, batch_rows=4)})
+    task, tokenizer = prepare(config), load_tokenizer(config.model)
+    batch_link, update_link = sft_links()
+    spec = TrainingSpec(config.model, config.actor.engine, config.warmup.optim, config.warmup.steps, config.seed)
+    session: Any = SimpleNamespace(spans=Spans())
+    with WorkerGroup(ResourcePool([1]), Init(TrainingWorker, spec), runtime="inline", threads_per_rank=1) as group:
+        trainer = SFTTrainer(config, group, task, tokenizer, session)
+        trainer.model.set_loss_fn(SFTLoss())
+        batch = trainer.batch(1)
+        assert column_names(batch) == set(batch_link.writes or ())
+        assert "loss" in trainer.update(only(batch, set(update_link.reads)))
+        for column in update_link.reads:
+            with pytest.raises((PodiumError, KeyError)):
+                trainer.update(only(batch, column_names(batch) - {column}))
+    check_chain([batch_link, update_link])
+    assert "nobody made before" in gap(update_link)
+
+
+def test_a_warm_up_with_a_gap_is_refused_before_anything_starts(monkeypatch, tmp_path):
+    config = config_of(tmp_path, "plain")
+    monkeypatch.setattr("podium.trainers.preflight.sft_links", lambda: [link for link in sft_links() if link.name != "batch"])
+    assert prepare(config).train  # there is no warm-up
+    with pytest.raises(DataError, match="train_batch reads the column 'input_ids', which nobody made before"):
+        prepare(config.model_copy(update={"warmup": WarmupConfig(steps=1, batch_rows=4)}))
 
 
 # -- gaps --------------------------------------------------------------------------------------------------------------

@@ -155,6 +155,7 @@ class PendingCall:
         return line is not None
 
     def _verdict(self) -> PodiumError:
+        broken_before = self.life.reason if self.life.state is State.BROKEN else None
         self.life.drain()
         try:
             self._let_peers_answer()
@@ -165,7 +166,8 @@ class PendingCall:
             return GroupClosedError(
                 f"method {self.method!r} of group {self.group!r} was running when that was {self.life.reason}"
             )
-        lines = self._lost_before(cause)
+        lines = [] if broken_before is None else [f"the group was broken before this was read: {broken_before}"]
+        lines += self._lost_before(cause)
         lines += [_one_line(failure.error) for failure in self._failures.values() if failure.error is not cause]
         lines += [f"rank {rank}: no answer within {PEER_GRACE_S:g} s, killed" for rank in silent]
         return cause.explained(tuple(lines), self._last_words(cause))

@@ -71,9 +71,9 @@ _recording: ContextVar[Traffic | None] = ContextVar("podium_traffic", default=No
 
 
 @contextmanager
-def recorded_traffic() -> Iterator[Traffic]:
-    """Count the calls that are made in the block, by this thread."""
-    traffic = Traffic()
+def recorded_traffic(traffic: Traffic | None = None) -> Iterator[Traffic]:
+    """Count the calls that are made in the block, by this thread: anew, or on in `traffic`."""
+    traffic = Traffic() if traffic is None else traffic
     token = _recording.set(traffic)
     try:
         yield traffic

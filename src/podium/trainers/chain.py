@@ -15,7 +15,7 @@ from podium.errors import DataError, RegistrationError, nearest
 from podium.protocol import Field
 from podium.single_controller.registration import registration_of
 from podium.trainers.report import LOGGED_COLUMNS
-from podium.workers import FIELDS, ActorRolloutRefWorker
+from podium.workers import FIELDS, ActorRolloutRefWorker, TrainingWorker
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ def check_chain(links: Sequence[Link], fields: Mapping[str, Field] = FIELDS) -> 
 def ppo_links(config: RunConfig) -> list[Link]:
     """The steps of `PPOTrainer.fit` in order, as the settings make them."""
     return list(_ppo_links(config))
+
+
+def sft_links() -> list[Link]:
+    """The steps of `SFTTrainer.fit` in order; its loss reads the mask."""
+    made = ("input_ids", "responses", "response_mask")
+    return [Link("batch", (), made), worker_link(TrainingWorker.train_batch, also_reads=("response_mask",))]
 
 
 def worker_link(method: Callable[..., Any], *, also_reads: tuple[str, ...] = ()) -> Link:

@@ -149,8 +149,10 @@ class PPOTrainer:
         return done or 0
 
     def log(self, step: int, batch: DataProtoFuture, metrics: Metrics, traffic: Traffic) -> None:
-        """Write and show what the step did, and validate and save where they are due; what that reads is not in `traffic`."""
-        logged, tokens = batch.get(keys=report.LOGGED_COLUMNS), int(batch.lengths("input_ids").sum())
+        """Write and show what the step did, and validate and save where they are due; what is read of the step is added to
+        `traffic`."""
+        with recorded_traffic(traffic):
+            logged, tokens = batch.get(keys=report.LOGGED_COLUMNS), int(batch.lengths("input_ids").sum())
         metrics = metrics.merge([report.batch_metrics(logged, batch.lengths("responses")), self.validation(step)])
         samples = report.samples(logged, self.config.trainer.samples_per_step)
         save = self.policy.save_checkpoint

@@ -14,7 +14,7 @@ from podium.datasets import prompt_tokens
 from podium.errors import ConfigError, MissingExtraError
 from podium.models import check_model_path, load_model_config, load_tokenizer
 from podium.tasks import Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
-from podium.trainers.chain import check_chain, ppo_links
+from podium.trainers.chain import check_chain, ppo_links, sft_links
 from podium.trainers.paths import anchored
 from podium.workers import DistProfiler
 
@@ -33,6 +33,8 @@ def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) 
     """
     check(config, is_trained=is_trained)
     if is_trained:
+        if config.warmup.steps:
+            check_chain(sft_links())
         check_chain(ppo_links(config))
         if config.runtime_name == "inline":  # elsewhere the ranks may have the GPU that a tool needs
             DistProfiler(0, config.profiler)

@@ -196,8 +196,9 @@ class RayRuntime(Runtime):
     def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, RayTicket]:
         if not self._is_connected:
             raise GroupClosedError(SHUT_DOWN)
-        sent = {id(call): (rank, call) for rank, call in calls.items()}
-        pieces = {key: Sent.of(call, rank, is_shared=len(calls) > len(sent)) for key, (rank, call) in sent.items()}
+        different = {id(call): call for call in calls.values()}
+        is_shared = len(different) < len(calls)
+        pieces = {key: Sent.of(call, calls, is_shared=is_shared) for key, call in different.items()}
         with self._sending:  # the driver and its outbox: what is counted first is sent first
             return {
                 rank: self._send(rank, call, pieces[id(call)], Reply.NOTHING if rank in quiet else reply)

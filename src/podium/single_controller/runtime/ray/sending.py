@@ -14,6 +14,7 @@ from podium.single_controller.runtime.payload import IN_MESSAGE_BYTES, HoldsRefe
 from podium.single_controller.runtime.rank import called_as
 from podium.single_controller.runtime.ray.actor import is_reference
 from podium.single_controller.runtime.ray.store import shipped
+from podium.single_controller.supervision import ranks_named
 
 
 class Sent(NamedTuple):
@@ -26,8 +27,10 @@ class Sent(NamedTuple):
     """References of rows that the rank reads from where they lie."""
 
     @classmethod
-    def of(cls, call: RankCall, rank: int, *, is_shared: bool) -> Self:
-        """What is large and shared is stored once. DispatchError, with rank and argument, for what cannot travel."""
+    def of(cls, call: RankCall, calls: Mapping[int, RankCall], *, is_shared: bool) -> Self:
+        """One of the `calls` by rank. What is large and shared is stored once. DispatchError, with ranks and argument, for what
+        cannot travel.
+        """
         if not call.args and not call.kwargs:
             return cls()
         refs: list[Any] = []
@@ -39,7 +42,8 @@ class Sent(NamedTuple):
             return cls(args=args, kwargs=kwargs, bodies=tuple(refs))
         except Exception as error:  # whatever a foreign class does when it is pickled
             what = f"{_what_cannot_travel(call)} of {called_as(call.role, call.method)!r}"
-            raise DispatchError(f"{what} cannot be sent to rank {rank}: {error}") from error
+            whom = ranks_named(rank for rank, other in calls.items() if other is call)
+            raise DispatchError(f"{what} cannot be sent to {whom}: {error}") from error
         return cls(stored_once(packed) if is_shared else packed, bodies=tuple(refs))
 
     @property
