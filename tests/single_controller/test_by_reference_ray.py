@@ -353,6 +353,9 @@ class Noting(Stage):
     def look(self) -> list[int]:
         return self.started
 
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
 
 @pytest.mark.slow
 def test_coroutines_start_in_the_order_of_their_calls_also_where_they_read_rows() -> None:
@@ -367,6 +370,10 @@ def test_coroutines_start_in_the_order_of_their_calls_also_where_they_read_rows(
             else:
                 assert note.get().batch["x"].tolist() == [0, 1, 2, 3]
         assert group.look() == [[0, 1, 3, 4, 6, 7, 9, 10]] * 2
+        group.execute_all_sync("say", "what a rank wrote")
+        told = group.status().ranks[0].last_lines
+        assert "what a rank wrote" in told
+        assert "ray.get" not in told  # of which Ray warns in an asynchronous actor
 
 
 def test_a_failure_to_read_is_the_calls_own(two: WorkerGroup[Any]) -> None:

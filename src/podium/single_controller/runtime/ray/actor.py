@@ -35,7 +35,7 @@ from podium.single_controller.runtime.payload import NOTHING, HoldsReference, Pa
 from podium.single_controller.runtime.rank import call_method, called_as, method_of, run_to_end, use_torch_threads, worker_error
 from podium.single_controller.runtime.ray.message import EMPTY, Message
 from podium.single_controller.runtime.ray.order import Turns
-from podium.single_controller.runtime.ray.store import landed, left_behind
+from podium.single_controller.runtime.ray.store import landed, left_behind, read_beside_loop
 from podium.single_controller.runtime.witness import Witness, leave_traces
 
 LOOPBACK = "127.0.0.1"
@@ -164,6 +164,7 @@ class AsyncRankActor(RankActor):
     def __init__(self) -> None:
         self._podium_thread = ThreadPoolExecutor(1, "podium-rank")
         self._podium_turns = Turns()
+        read_beside_loop()
 
     async def podium_locate(self) -> Place:  # type: ignore[override]  # Ray awaits what an actor's methods return
         return super().podium_locate()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,15 @@ SMALL_BYTES = 64 * 1024
 keeps a call's result in the process of its caller."""
 READ_TIMEOUT_S = 600.0
 """How long rows may take to arrive: no network of a cluster needs so long for what fits into a node's store."""
+
+_is_beside_loop = False
+
+
+def read_beside_loop() -> None:
+    """This process reads in threads beside an event loop from here on: by futures, since of `get` Ray would warn, as if it
+    blocked the loop."""
+    global _is_beside_loop
+    _is_beside_loop = True
 
 
 @dataclass(frozen=True)
@@ -61,8 +71,8 @@ class RayBody:
 
     def _await(self, ref: Any) -> Any:
         try:
-            return ray.get(ref, timeout=READ_TIMEOUT_S)
-        except GetTimeoutError:
+            return ref.future().result(READ_TIMEOUT_S) if _is_beside_loop else ray.get(ref, timeout=READ_TIMEOUT_S)
+        except (GetTimeoutError, FutureTimeoutError):
             raise DataError(f"rows that lie on node {self.node_id} did not arrive within {READ_TIMEOUT_S:g} s") from None
         except RayError as error:
             raise DataError(f"rows that lay on node {self.node_id} are lost, make them anew: {error}") from error
