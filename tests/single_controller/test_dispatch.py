@@ -22,6 +22,7 @@ from podium.single_controller import (
     Mesh,
     PerRank,
     collect_all_to_all,
+    get_predefined_dispatch_fn,
     make_nd_compute_dataproto_dispatch_fn,
     register_dispatch_mode,
     update_dispatch_mode,
@@ -274,6 +275,18 @@ def test_a_result_that_knows_its_padding_is_trimmed_by_it():
     assert without_first.batch["x"].tolist() == [1]
     reversed_rows = padded_call(rows(0, 1, 2), 2, lambda shard: shard.select_idxs(torch.arange(len(shard) - 1, -1, -1)))
     assert reversed_rows.batch["x"].tolist() == [1, 0, 2]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_users_mode_that_cuts_rows_as_we_do_returns_no_padding(in_place: bool, monkeypatch: pytest.MonkeyPatch):
+    pair = get_predefined_dispatch_fn(Dispatch.DP_COMPUTE_PROTO)
+    mode: DispatchMode = InPlaceMode("pair", **pair)
+    if not in_place:
+        monkeypatch.setattr(Dispatch, "_members", dict(Dispatch._members))
+        monkeypatch.setattr("podium.single_controller.dispatch.ROUTES", dict(ROUTES))
+        mode = register_dispatch_mode("MINE", **pair)
+    result = padded_call(rows(0, 1, 2, 3, 4), 4, lambda shard: shard, mode)
+    assert result.batch["x"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_rows_that_cannot_be_trimmed_name_the_rank():

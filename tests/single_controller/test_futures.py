@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import pickle
 import threading
 import time
@@ -333,6 +334,37 @@ def test_rays_get_raises_what_the_worker_raised_and_that_counts_as_read(maker: W
     with pytest.raises(ValueError, match="negative on rank"):
         ray.get(maker.square(-1))
     assert maker.calls() == [[], []]  # it is not raised again
+
+
+@pytest.mark.parametrize(
+    "references",
+    [
+        *(operator.add, lambda a, b: operator.add([*a], b), lambda a, b: operator.add(a, [*b])),
+        *(lambda a, b: a.copy() + b.copy(), lambda a, b: [*reversed(a), *reversed(b)]),
+    ],
+)
+def test_references_of_two_calls_in_one_list_are_read_by_whoever_gets_them(maker: WorkerGroup[Maker], references: Any):
+    found = references(maker.square(2), maker.square(3))
+    assert type(found) is list
+    assert ray.get(found) == [4, 4, 9, 9]
+    with pytest.raises(ValueError, match="negative on rank"):
+        ray.get(references(maker.square(-1), maker.square(1)))
+    assert maker.calls() == [[], []]
+
+
+def test_a_stop_iteration_ends_the_wait_for_a_future():
+    class Empty(Worker):
+        @register(
+            dispatch_mode={"dispatch_fn": copy_and_note, "collect_fn": lambda group, output: next(iter(()))}, blocking=False
+        )
+        def one(self, value: int) -> int:
+            return value
+
+    async def wait_for(group: WorkerGroup[Any]) -> None:
+        await asyncio.wait_for(group.one(1), timeout=20)
+
+    with WorkerGroup(ResourcePool([1]), Empty) as group, pytest.raises(RuntimeError, match="raised StopIteration"):
+        asyncio.run(wait_for(group))
 
 
 def test_a_failed_list_that_nobody_read_is_raised_at_the_next_call(maker: WorkerGroup[Maker]):

@@ -43,8 +43,9 @@ def test_later_async_methods_run_whatever_an_earlier_one_did():
         with pytest.raises(SystemExit):
             group.leave()
         assert group.five() == [5, 5]
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(WorkerError, match="CancelledError") as caught:
             group.cancel_itself()
+        assert caught.value.origin.method == "cancel_itself"
         assert group.five() == [5, 5]
         with pytest.raises(WorkerError, match="the coroutine stopped the event loop"):
             group.stop_the_loop()

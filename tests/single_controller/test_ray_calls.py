@@ -7,8 +7,10 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,18 @@ import ray
 import torch
 from numpy.typing import NDArray
 
-from podium.errors import ConfigError, DispatchError, WorkerError, WorkerLostError
-from podium.single_controller import Dispatch, Init, PerRank, ResourcePool, Worker, WorkerGroup, register
+from podium.errors import CallTimeoutError, ConfigError, DispatchError, Origin, WorkerError, WorkerLostError
+from podium.protocol import DataProto
+from podium.single_controller import (
+    Dispatch,
+    Init,
+    PerRank,
+    ResourcePool,
+    Worker,
+    WorkerGroup,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
 from podium.single_controller.context import current_context
 from podium.single_controller.runtime.ray.order import OWNER, Lines, Order, Turns
 
@@ -45,6 +57,14 @@ class NeedsTwoError(Exception):
 class BadMessageError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no message either")
+
+
+OF_ANOTHER = WorkerLostError(Origin("inner", "f", 7, "n", 1), cause_type="ProcessDied", cause_message="gone", remote_traceback="")
+
+
+class Greeter:
+    def greet(self) -> str:
+        return "hello"
 
 
 class Log(Worker):
@@ -88,7 +108,30 @@ class Log(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def raise_it(self, kind: str) -> None:
-        raise {"two": NeedsTwoError(1, 2), "message": BadMessageError()}[kind]
+        raise {"two": NeedsTwoError(1, 2), "message": BadMessageError(), "end": StopIteration("no more"), "other": OF_ANOTHER}[
+            kind
+        ]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def with_reference(self) -> dict[str, Any]:
+        return {"reference": ray.put(1), "array": np.zeros(LARGE)}
+
+    @register(Dispatch.ONE_TO_ALL)
+    def make_actor(self) -> Any:
+        return ray.remote(num_cpus=0)(Greeter).remote()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def keep(self, actor: Any) -> None:
+        self.kept = actor
+
+    @register(Dispatch.ONE_TO_ALL)
+    def use(self) -> str:
+        return ray.get(self.kept.greet.remote())  # type: ignore[no-any-return]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def lose_actor(self) -> None:
+        ray.kill(self.kept)
+        self.use()
 
 
 class AsyncLog(Log):
@@ -156,6 +199,30 @@ def test_a_non_blocking_result_and_an_argument_beside_a_reference_are_writable(g
     assert group.call.write(np.ones(LARGE), ray.put(1)) == [LARGE + 8.0] * 2
 
 
+def test_a_result_beside_a_reference_is_writable(group: WorkerGroup[Log]):
+    for result in group.call.with_reference():
+        result["array"][0] = 5
+        assert ray.get(result["reference"]) == 1
+
+
+def test_actors_live_as_long_as_a_rank_or_the_driver_has_them(group: WorkerGroup[Log]):
+    """Ray counts who has an actor, and ends one that nobody has."""
+    made = group.call.make_actor()
+    group.call.keep(ray.remote(num_cpus=0)(Greeter).remote())
+    time.sleep(2)  # what is not counted is ended by then
+    assert ray.get([actor.greet.remote() for actor in made]) == ["hello"] * 2
+    assert group.call.use() == ["hello"] * 2
+
+
+def test_the_death_of_another_actor_is_not_the_ranks_own(group: WorkerGroup[Log]):
+    group.call.keep(group.call.make_actor()[0])
+    with pytest.raises(WorkerError, match="ActorDiedError") as caught:
+        group.call.lose_actor()
+    assert not isinstance(caught.value, WorkerLostError)
+    assert caught.value.origin.method == "lose_actor"
+    assert group.call.give(1) == [1, 1]
+
+
 def test_what_cannot_be_sent_to_one_rank_is_sent_to_none(group: WorkerGroup[Log]):
     with pytest.raises(DispatchError, match=r"argument 0 \(lock\) of 'put' cannot be sent to rank 1"):
         group.execute_all("put", PerRank([1, threading.Lock()]))
@@ -172,12 +239,17 @@ def test_a_result_that_cannot_be_read_names_its_rank(group: WorkerGroup[Log]):
     assert group.call.give(1) == [1, 1]
 
 
-@pytest.mark.parametrize(("kind", "name"), [("two", "NeedsTwoError"), ("message", "BadMessageError")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("two", "NeedsTwoError"), ("message", "BadMessageError"), ("end", "StopIteration"), ("other", "WorkerLostError")],
+)
 def test_exceptions_that_do_not_travel_are_told_all_the_same(group: WorkerGroup[Log], kind: str, name: str):
     with pytest.raises(WorkerError) as caught:
         group.call.raise_it(kind)
     assert caught.value.cause_type == name
     assert "in raise_it" in caught.value.remote_traceback
+    assert (caught.value.origin.group, caught.value.origin.method) == (group.name, "raise_it")
+    assert group.call.give(1) == [1, 1]
 
 
 # -- the order alone -------------------------------------------------------------------------------------------------------
@@ -264,6 +336,81 @@ def test_what_is_no_exception_is_told_and_hangs_nobody(cls: type[Bad], method: s
         assert group.call.five() == [5]
         with pytest.raises(WorkerLostError):
             getattr(group, method)("exit")
+
+
+class Ended(AsyncBad):
+    def __init__(self) -> None:
+        next(iter(()))
+
+
+def test_a_constructor_that_meets_an_iterators_end_fails_the_groups_creation():
+    with pytest.raises(WorkerError, match="StopIteration") as caught:
+        WorkerGroup(ResourcePool([1]), Ended, runtime="ray", call_timeout_s=60)
+    assert caught.value.origin.method == "__init__"
+
+
+def hidden(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return plain
+
+
+class Waiting(Worker):
+    def __init__(self, given: object = None) -> None:
+        self.given = given
+        self._register_dispatch_collect_info("mine", self.rank, True)
+
+    @register(Dispatch.ONE_TO_ALL)
+    async def begin(self) -> None:
+        self.queue: asyncio.Queue[int] = asyncio.Queue()
+        asyncio.get_running_loop().call_later(0.3, self.queue.put_nowait, 5)
+
+    @register(Dispatch.ONE_TO_ALL)
+    @hidden
+    async def take(self) -> int:
+        return await self.queue.get()
+
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def nap(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    @register(make_nd_compute_dataproto_dispatch_fn("mine"))
+    def echo(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(Dispatch.ONE_TO_ALL)
+    def read(self) -> object:
+        given: Any = self.given
+        return ray.get(given["reference"]), ray.get(given["actor"].greet.remote())
+
+
+def test_a_coroutine_that_a_decorator_hides_runs_on_the_loop_of_the_others():
+    with WorkerGroup(ResourcePool([1]), Waiting, runtime="ray", call_timeout_s=60) as group:
+        group.call.begin()
+        assert group.call.take() == [5]
+
+
+def test_the_limit_of_a_call_holds_where_its_mesh_is_not_known_yet():
+    batch = DataProto({"x": torch.arange(2)})
+    with WorkerGroup(ResourcePool([2]), Waiting, runtime="ray") as group:
+        napping = group.call.nap(20)
+        with pytest.raises(CallTimeoutError, match="within 1 s"):
+            group.echo.options(timeout=1)(batch)
+        with pytest.raises(
+            WorkerLostError, match="broken before this was read: method '_query_dispatch_info' timed out after 1 s"
+        ):
+            napping.get()
+        group.restart()
+        assert group.echo.options(timeout=20)(batch).batch["x"].tolist() == [0, 1]
+
+
+def test_constructors_take_what_only_ray_may_carry():
+    given = {"reference": ray.put(3), "actor": ray.remote(num_cpus=0)(Greeter).remote()}
+    with WorkerGroup(ResourcePool([2]), Init(Waiting, given), runtime="ray") as group:
+        del given
+        assert group.call.read() == [(3, "hello")] * 2
 
 
 def test_a_worker_is_shown_as_it_wants_once_it_can_be():

@@ -7,7 +7,18 @@ import pytest
 
 from podium.errors import RegistrationError
 from podium.protocol import DataProto
-from podium.single_controller import MAGIC_ATTR, Dispatch, Execute, Registration, make_nd_compute_dataproto_dispatch_fn, register
+from podium.single_controller import (
+    MAGIC_ATTR,
+    Dispatch,
+    Execute,
+    Registration,
+    ResourcePool,
+    Worker,
+    WorkerGroup,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
+from podium.single_controller.registration import registration_of
 
 anything = cast(Any, register)  # for calls that a type checker would refuse
 
@@ -67,6 +78,23 @@ def test_register_without_parentheses_is_told_to_have_them():
 
         @anything
         def method(self: object) -> None: ...
+
+
+def test_what_is_no_function_is_not_asked_for_a_record():
+    class Moody:
+        def __getattr__(self, name: str) -> object:
+            raise ValueError(f"no {name} yet")
+
+    class Own(Worker):
+        lazy = Moody()
+
+        @register(Dispatch.ONE_TO_ALL)
+        def one(self) -> int:
+            return 1
+
+    assert registration_of(Moody()) is None
+    with WorkerGroup(ResourcePool([1]), Own) as group:
+        assert group.one() == [1]
 
 
 def test_what_is_no_method_is_refused():

@@ -29,6 +29,7 @@ from podium.single_controller import (
     ResourcePool,
     Worker,
     WorkerGroup,
+    get_predefined_dispatch_fn,
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
@@ -214,6 +215,23 @@ def test_copying_a_group_finds_no_method_too_early():
 
 
 # -- data ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_users_mode_returns_no_padding_either():
+    class Own(Worker):
+        @register(dispatch_mode=get_predefined_dispatch_fn(Dispatch.DP_COMPUTE_PROTO))
+        def echo(self, batch: DataProto) -> DataProto:
+            return batch
+
+    with WorkerGroup(ResourcePool([4]), Own, auto_padding=True) as group:
+        assert group.echo(DataProto({"x": torch.arange(5)})).batch["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_function_of_a_driver_function_has_no_name():
+    with WorkerGroup(ResourcePool([1]), Worker) as group:
+        assert group.execute_func_rank_zero(lambda func: func + 1, func=3) == 4
+        with pytest.raises(TypeError, match="func"):
+            group.execute_with_func_generator(func=lambda worker, batch: batch, batch=DataProto({"x": torch.arange(2)}))
 
 
 def test_keyword_only_calls_are_split_too():

@@ -326,11 +326,15 @@ def collect(group: Ranks, route: Route, execute: Execute, answers: Mapping[int, 
     """What the caller gets of the ranks' answers. DispatchError where they do not fit together."""
     if execute is Execute.RANK_ZERO:
         return route.collect_fn(group, answers[0]) if isinstance(route.mode, UserMode) else answers[0]
-    if isinstance(route.mode, BatchMode):
+    if isinstance(route.mode, TRIMMED):
         padded = next((value for value in (*sent[0], *sent[1].values()) if isinstance(value, Shards)), None)
         if padded is not None and any(padded.padding):
             answers = {rank: padded.trim(rank, answer) for rank, answer in answers.items()}
     return route.collect_fn(group, list(answers.values()))
+
+
+TRIMMED = (BatchMode, UserMode)
+"""Modes whose results lose the rows that came of padding: also a user's own, which may cut rows by one of our functions."""
 
 
 # -- inside --------------------------------------------------------------------------------------------------------------

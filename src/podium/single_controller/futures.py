@@ -173,6 +173,20 @@ class FutureList(list[Any], Generic[R]):
         self._settling.hand_over()
         return super().__getitem__(place)
 
+    def __add__(self, other: Iterable[Any]) -> list[Any]:
+        """A plain list of the references of both, which `ray.get` reads at once."""
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Any]) -> list[Any]:
+        return [*other, *self]
+
+    def __reversed__(self) -> Iterator[Any]:
+        return iter([*self][::-1])
+
+    def copy(self) -> list[Any]:
+        """The references as a plain list."""
+        return [*self]
+
     # A future is itself and no other, unlike a list: `asyncio.gather` keeps what it awaits in a dict.
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__ = object.__eq__
@@ -208,6 +222,8 @@ def _awaitable(get: Callable[[], R]) -> asyncio.Future[R]:
     def wait() -> None:
         try:
             outcome.set_result(get())
+        except StopIteration as error:  # which no coroutine can raise: asyncio would wait for ever
+            outcome.set_exception(RuntimeError(f"the call raised StopIteration: {error}"))
         except BaseException as error:  # raised where it is awaited
             outcome.set_exception(error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import time
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from podium.errors import DataError, DispatchError
 from podium.single_controller.crew import Crew
-from podium.single_controller.dispatch import Copy, Ranks, SentArguments, collect, dispatch, route_of
+from podium.single_controller.dispatch import TRIMMED, Copy, Ranks, SentArguments, collect, dispatch, route_of
 from podium.single_controller.futures import FutureList, GroupFuture, Settling, is_future
+from podium.single_controller.mesh import Mesh
 from podium.single_controller.modes import BatchMode, Execute, ListMode
 from podium.single_controller.outbox import Deferred
 from podium.single_controller.pending_call import PendingCall
@@ -35,6 +37,8 @@ class Group(Ranks, Protocol):
 
     @property
     def crew(self) -> Crew: ...
+
+    def mesh(self, name: str | None, timeout_s: float | None = None) -> Mesh: ...
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,8 @@ class Invocation:
 
     def _send(self) -> PendingCall:
         registration = self._method.registration
+        if self._timeout_s is not None and self._route.mesh_name is not None:
+            self._timeout_s -= self._time_to_know_mesh(self._route.mesh_name, self._timeout_s)
         try:
             self._sent = dispatch(self._group, self._route, registration.execute_mode, self._args, self._kwargs)
             if registration.rows.reads:
@@ -158,9 +164,15 @@ class Invocation:
             different = {id(call): call for call in calls.values()}.values()
             for call in different:
                 self._traffic.sent(self._method.full_name, (*call.args, *call.kwargs.values()))
-        if not isinstance(self._route.mode, BatchMode):
+        if not isinstance(self._route.mode, TRIMMED):
             self._sent = ((), {})  # what was sent is asked for padding, when rows are collected: nothing else keeps it alive
         return self._group.crew.submit(self._method.full_name, calls, self._reply(), quiet, self._timeout_s)
+
+    def _time_to_know_mesh(self, name: str, timeout_s: float) -> float:
+        """Of a call with a limit of its own: the ranks are asked for their mesh, at its first use, within that limit."""
+        began = time.monotonic()
+        self._group.mesh(name, timeout_s)
+        return min(time.monotonic() - began, timeout_s / 2)  # what is left is a limit still
 
     def _reply(self) -> Reply:
         """What the ranks send back: rows that nobody waits for stay where they are made."""

@@ -191,8 +191,8 @@ def register(
 
 
 def registration_of(method: object) -> Registration | None:
-    """The record that `register` attached, if it did."""
-    found = getattr(method, MAGIC_ATTR, None)
+    """The record that `register` attached, if it did: to a function, so that nothing else is asked, which might answer."""
+    found = getattr(method, MAGIC_ATTR, None) if inspect.isroutine(method) else None
     return found if isinstance(found, Registration) else None
 
 

@@ -155,12 +155,12 @@ class Worker:
     # -- functions that the driver brings along -----------------------------------------------------------------------
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
-    def execute_with_func_generator(self, func: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+    def execute_with_func_generator(self, func: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
         """`func(worker, *shards)` on every rank; what it returns is joined as rows."""
         return func(self, *args, **kwargs)
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL, execute_mode=Execute.RANK_ZERO)
-    def execute_func_rank_zero(self, func: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+    def execute_func_rank_zero(self, func: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
         """`func(*args)` on rank 0; what it returns."""
         return func(*args, **kwargs)
 

@@ -163,13 +163,16 @@ class WorkerGroup(Generic[W]):
         """The ranks' names in the cluster, in rank order; by them `from_detached` finds a detached group."""
         return self.crew.runtime.worker_names()
 
-    def mesh(self, name: str | None) -> Mesh:
-        """A mesh of the workers: they are asked at the first use. None is the one where every rank has its own shard."""
+    def mesh(self, name: str | None, timeout_s: float | None = None) -> Mesh:
+        """A mesh of the workers: they are asked at the first use, within `timeout_s`, or else the limit of any call.
+
+        None is the one where every rank has its own shard.
+        """
         if name is None:
             return self.crew.flat_mesh
         key = (self._role, name)
         if key not in self.crew.meshes:
-            self.crew.meshes[key] = Mesh.from_rows(name, self._mesh_query()(name))
+            self.crew.meshes[key] = Mesh.from_rows(name, self._mesh_query().options(timeout=timeout_s)(name))
         return self.crew.meshes[key]
 
     def _mesh_query(self) -> GroupCall[..., Any]:

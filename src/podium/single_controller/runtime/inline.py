@@ -7,6 +7,7 @@ not here.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -92,7 +93,7 @@ class InlineRuntime(Runtime):
             return Answer(_answer(result, reply, zero_copy=call.zero_copy))
         except UnsupportedByRuntime:
             raise  # a limit of this runtime, not a failure of the rank
-        except Exception as error:
+        except (Exception, CancelledError) as error:  # of a coroutine: what the driver's own loop would take for its own
             failure = worker_error(context, method, error)
             failure.__cause__ = error  # `raise ... from`: a debugger finds the frame that failed
             return failure

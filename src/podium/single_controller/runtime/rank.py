@@ -36,6 +36,14 @@ def run_to_end(result: Any, context: RankContext) -> Any:
     return _run_coroutine(result, context.threads) if type(result) is CoroutineType else result
 
 
+def run_on_loop(coroutine: Coroutine[Any, Any, Any], context: RankContext, loop: asyncio.AbstractEventLoop) -> Any:
+    """The coroutine's result, of a loop that runs in another thread."""
+    result, error = asyncio.run_coroutine_threadsafe(_outcome_of(coroutine, context.threads), loop).result()
+    if error is not None:
+        raise error
+    return result
+
+
 def method_of(worker: Any, role: str | None, method: str) -> Callable[..., Any]:
     """The method of a rank's worker, or of the worker of that role in the same process."""
     target = worker if role is None else worker.get_fused_worker_by_name(role)

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import CoroutineType
 from typing import Any, NoReturn, cast
 
 import cloudpickle
@@ -24,15 +25,23 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it without saying so
 
-from podium.errors import ResourceError
+from podium.errors import ResourceError, WorkerError
 from podium.protocol.rows import parted_result
 from podium.single_controller.colocation import ColocatedWorker
 from podium.single_controller.context import RankContext, become
 from podium.single_controller.registration import registration_of
 from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
 from podium.single_controller.runtime.copies import detached, detached_copy
-from podium.single_controller.runtime.payload import NOTHING, HoldsReference, Packed, pack, unpack
-from podium.single_controller.runtime.rank import call_method, called_as, method_of, run_to_end, use_torch_threads, worker_error
+from podium.single_controller.runtime.payload import NOTHING, HoldsReference, pack
+from podium.single_controller.runtime.rank import (
+    call_method,
+    called_as,
+    method_of,
+    run_on_loop,
+    run_to_end,
+    use_torch_threads,
+    worker_error,
+)
 from podium.single_controller.runtime.ray.message import EMPTY, Message
 from podium.single_controller.runtime.ray.order import Turns
 from podium.single_controller.runtime.ray.store import landed, left_behind, read_beside_loop
@@ -67,7 +76,7 @@ class Whereabouts:
 
 def is_reference(value: object) -> bool:
     """Whether only Ray may carry the value, which counts who holds it."""
-    return isinstance(value, ray.ObjectRef)
+    return isinstance(value, ray.ObjectRef | ray.actor.ActorHandle)
 
 
 class RankActor:
@@ -96,13 +105,13 @@ class RankActor:
         self._podium_store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
         return port
 
-    def podium_start(self, context: RankContext, packed: Packed) -> None:
-        """Construct the user's worker as this rank."""
+    def podium_start(self, context: RankContext, *message: Any) -> None:
+        """Construct the user's worker as this rank, with the arguments of the message."""
         self._rank_context = context
         _set_environment(context)
         become(context)
         use_torch_threads(context.threads)  # of this thread, which is the one that runs sync methods
-        args, kwargs = unpack(packed)
+        args, kwargs = Message.of(message).arguments()
         self._podium_run(None, CONSTRUCTOR, cast(Any, super()).__init__, args, kwargs)
 
     def _podium_call(self, role: str | None, name: str, reply: Reply, message: Message) -> Any:
@@ -140,11 +149,14 @@ class RankActor:
 
     def _podium_run(self, role: str | None, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
-            return run_to_end(function(*args, **kwargs), self._rank_context)
+            return self._podium_finish(function(*args, **kwargs))
         except SystemExit as error:
             self._podium_leave(error)
         except BaseException as error:  # whatever it is, it is the call's failure and not the actor's
             raise _with_account(self._rank_context, called_as(role, name), error) from None
+
+    def _podium_finish(self, result: Any) -> Any:
+        return run_to_end(result, self._rank_context)
 
     def _podium_leave(self, error: SystemExit) -> NoReturn:
         raise error  # Ray ends the process
@@ -172,9 +184,10 @@ class AsyncRankActor(RankActor):
     async def podium_host_store(self, address: str, port_range: tuple[int, int] | None) -> int:  # type: ignore[override]
         return super().podium_host_store(address, port_range)
 
-    async def podium_start(self, context: RankContext, packed: Packed) -> None:  # type: ignore[override]
+    async def podium_start(self, context: RankContext, *message: Any) -> None:  # type: ignore[override]
         use_torch_threads(context.threads)  # the count is per thread, and this is the loop's
-        await self._podium_on_thread(super().podium_start, context, packed)
+        self._podium_loop = asyncio.get_running_loop()
+        await self._podium_on_thread(super().podium_start, context, *message)
 
     def _podium_reply(self, result: Any, reply: Reply) -> Any:
         # Ray writes a plain result down on its loop, when the next call may be changing it already.
@@ -185,6 +198,10 @@ class AsyncRankActor(RankActor):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
+
+    def _podium_finish(self, result: Any) -> Any:
+        # A coroutine, of a method that does not look like one, runs where the others do: they share locks and queues.
+        return run_on_loop(result, self._rank_context, self._podium_loop) if type(result) is CoroutineType else result
 
     async def _podium_on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._podium_thread, function, *args)
@@ -320,8 +337,8 @@ async def _any_async(self: AsyncRankActor, role: str | None, name: str, reply: R
 def _with_account(context: RankContext, method: str, error: BaseException) -> Exception:
     """The error itself, for those who read it from Ray, with our account of it; only the account, if it does not travel."""
     account = worker_error(context, method, error)
-    if not isinstance(error, Exception):
-        return account
+    if not isinstance(error, Exception) or isinstance(error, StopIteration | WorkerError):
+        return account  # of an iterator's end no loop can tell; another group's account shall not be taken for ours
     try:
         setattr(error, ACCOUNT, account)
         str(error).encode()

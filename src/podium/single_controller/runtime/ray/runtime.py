@@ -40,7 +40,7 @@ from podium.single_controller.runtime.base import (
     Runtime,
     Testimony,
 )
-from podium.single_controller.runtime.payload import unpack, unpack_to_join
+from podium.single_controller.runtime.payload import Packed, unpack, unpack_to_join
 from podium.single_controller.runtime.rank import called_as
 
 try:
@@ -75,7 +75,7 @@ from podium.single_controller.runtime.ray.finding import named_actor, names_with
 from podium.single_controller.runtime.ray.looking import testimony_by_node
 from podium.single_controller.runtime.ray.message import folded
 from podium.single_controller.runtime.ray.order import OWNER, Lines
-from podium.single_controller.runtime.ray.sending import Sent, packed_arguments
+from podium.single_controller.runtime.ray.sending import Sent, constructor_message
 from podium.single_controller.runtime.ray.store import body_of
 
 SHUT_DOWN = "the Ray session that the ranks were started in was shut down: make the group anew"
@@ -137,9 +137,9 @@ class RayRuntime(Runtime):
         hosted = self._actors[0].podium_host_store.remote(address, spec.master_port_range)
         *self._places, port = self._await([*located, hosted], spec)
         self._contexts = [replace(context, master_addr=address, master_port=port) for context in _contexts(spec, order)]
-        arguments = packed_arguments(spec.args, spec.kwargs)
+        message = constructor_message(spec.args, spec.kwargs)
         return {
-            rank: RayTicket(CONSTRUCTOR, actor.podium_start.remote(self._contexts[rank], arguments))
+            rank: RayTicket(CONSTRUCTOR, actor.podium_start.remote(self._contexts[rank], *message))
             for rank, actor in self._actors.items()
         }
 
@@ -335,7 +335,9 @@ class RayRuntime(Runtime):
 
     def _failure(self, rank: int, ticket: RayTicket, error: RayError) -> WorkerError:
         place, origin = self._places[rank], self._origin(rank, ticket)
-        if isinstance(error, RayActorError):
+        if isinstance(error, RayActorError) and not isinstance(
+            error, RayTaskError
+        ):  # which is another actor's death, met in ours
             known = witness.describe_exit(place.witness) if place.node_id == cluster.here() else ""
             message = f"the rank's process died; {known or 'Ray does not report the exit code'}"
             return self._lost(rank, ticket, message, str(error))
@@ -345,7 +347,7 @@ class RayRuntime(Runtime):
 
 
 def _unpacked(ticket: RayTicket, value: Any) -> Any:
-    if ticket.reply is Reply.PLAIN:
+    if ticket.reply is Reply.PLAIN or not isinstance(value, Packed):  # as Ray has carried it, for the references in it
         return copy.deepcopy(value)
     return unpack_to_join(value) if ticket.is_joined else unpack(value, shared=ticket.zero_copy)
 

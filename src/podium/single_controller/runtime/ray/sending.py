@@ -13,6 +13,7 @@ from podium.single_controller.runtime.base import RankCall
 from podium.single_controller.runtime.payload import IN_MESSAGE_BYTES, HoldsReference, pack
 from podium.single_controller.runtime.rank import called_as
 from podium.single_controller.runtime.ray.actor import is_reference
+from podium.single_controller.runtime.ray.message import folded
 from podium.single_controller.runtime.ray.store import shipped
 from podium.single_controller.supervision import ranks_named
 
@@ -52,9 +53,12 @@ class Sent(NamedTuple):
         return bool(self.args or self.kwargs)
 
 
-def packed_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def constructor_message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Arguments of a constructor, for every rank."""
-    return stored_once(pack((args, kwargs), is_reference))
+    try:
+        return folded(stored_once(pack((args, kwargs), is_reference)), None, (), (), {})
+    except HoldsReference:
+        return folded(None, None, (), args, kwargs)
 
 
 def stored_once(packed: Any) -> Any:
