@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.observability import Mean, Metrics, Sum
 from podium.protocol import DataProto, Mergeable, object_column
+from podium.protocol.bodies import HeldBody, parted
 from podium.protocol.jagged import jagged, parts
+from podium.protocol.remote_rows import RemoteRows
 from tests.protocol.builders import FOUR, META, batch_of, check, lists_of, ragged
 
 NAN = float("nan")
@@ -85,6 +88,29 @@ def test_rows_of_equal_and_of_different_lengths_join() -> None:
     joined = DataProto.concat([DataProto(non_tensor_batch={"o": rows}) for rows in ([[1, 2], [3, 4]], [[1], [2, 3, 4]])])
     assert joined.non_tensor_batch["o"].tolist() == [[1, 2], [3, 4], [1], [2, 3, 4]]
     assert joined.non_tensor_batch["o"].shape == (4,)
+
+
+def test_offsets_of_32_bits_become_int64_once(tmp_path: Path) -> None:
+    """torch makes jagged tensors of them: such a column is saved, joined and compared as any other, and its reader gets int64."""
+    narrow = torch.tensor([0, 2, 5], dtype=torch.int32)
+    values = torch.arange(5.0)
+    j, k = (torch.nested.nested_tensor_from_jagged(one, narrow) for one in (values, -values))
+    data = DataProto({"j": j, "k": k})
+    offsets = parts(data.batch["j"])[1]
+    assert (offsets.dtype, offsets.tolist()) == (torch.int64, [0, 2, 5])
+    assert parts(data.batch["k"])[1] is offsets
+    assert parts(data.batch["j"])[0].data_ptr() == values.data_ptr()
+    assert parts(j)[1] is narrow
+    same = DataProto({"j": torch.nested.nested_tensor_from_jagged(values, narrow.long())})
+    assert lists_of(data.union(same).batch["j"]) == [[0.0, 1.0], [2.0, 3.0, 4.0]]
+    data.save_to_disk(tmp_path / "rows")
+    assert lists_of(DataProto.load_from_disk(tmp_path / "rows").batch["k"]) == [[0.0, -1.0], [-2.0, -3.0, -4.0]]
+    assigned = DataProto()
+    assigned.batch["j"] = j
+    assigned.save_to_disk(tmp_path / "rows")
+    assert lists_of(DataProto.load_from_disk(tmp_path / "rows").batch["j"]) == [[0.0, 1.0], [2.0, 3.0, 4.0]]
+    ranks = [RemoteRows.of(header, HeldBody(body)) for header, body in map(parted, (assigned, same.select(["j"])))]
+    assert lists_of(RemoteRows.concat(ranks).get().batch["j"]) == [[0.0, 1.0], [2.0, 3.0, 4.0]] * 2
 
 
 # -- choosing -----------------------------------------------------------------------------------------------------------

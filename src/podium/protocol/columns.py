@@ -41,16 +41,20 @@ def is_even(batch: Mapping[str, Tensor]) -> bool:
 def intern_offsets(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same columns; jagged ones of equal lengths share one offsets tensor, so that they can be multiplied.
 
-    DataError where the offsets of one do not cover its values.
+    All offsets become int64: torch makes jagged tensors of int32 ones too. DataError where those of one do not cover its values.
     """
+    columns = dict(batch)
     known: list[Tensor] = []
+    widened: dict[int, Tensor] = {}
     for key, column in batch.items():
         if jg.is_jagged(column):
             values, offsets = jg.parts(column)
             first = 0 if any(seen is offsets for seen in known) else int(offsets[0])
             _check_cover(key, values, int(offsets[-1]), first)
             known.append(offsets)
-    return jg.interned(batch)
+            if offsets.dtype is not torch.int64:
+                columns[key] = jg.like(column, values, widened.setdefault(id(offsets), offsets.to(torch.int64)))
+    return jg.interned(columns)
 
 
 def _check_cover(key: str, values: Tensor, end: int, start: int) -> None:

@@ -412,8 +412,8 @@ class DataProto:
 
     def save_to_disk(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all. DataError names an object that it cannot hold, and its row."""
-        self.check_consistency()
-        disk.save(Path(path), self._tables())
+        source = self._checked()
+        disk.save(Path(path), (source.batch, source.non_tensor_batch, self.meta_info))
 
     @classmethod
     def load_from_disk(cls, path: str | Path) -> Self:

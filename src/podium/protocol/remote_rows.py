@@ -64,7 +64,8 @@ class RemoteRows:
         if not header.kinds:
             return cls(header.here, {}, {}, is_tensordict=header.is_tensordict)
         names = {id(lengths): LENGTHS.format(number) for number, lengths in enumerate(_distinct(header.lengths.values()))}
-        ours = {numbers: torch.arange(header.num_rows)} | {names[id(one)]: one for one in header.lengths.values()}
+        # A rank may have assigned a column since its batch was made, and its offsets may be of another type than int64.
+        ours = {numbers: torch.arange(header.num_rows)} | {names[id(one)]: one.long() for one in header.lengths.values()}
         away = {
             key: Away(numbers, names[id(header.lengths[key])] if key in header.lengths else None, key, kind)
             for key, kind in header.kinds.items()
