@@ -81,16 +81,58 @@ NAN = float("nan")
 )
 def test_each_policy(policy: MetaPolicy, values: list[Any], expected: Any) -> None:
     parts = [report(rows, m=value) for rows, value in zip((1, 2, 3), values, strict=False)]
-    merged = DataProto.concat([*parts, report(1)], meta_policies={"m": policy}).meta_info["m"]
+    lacking = report(0 if policy == "weighted_mean" else 1)
+    merged = DataProto.concat([*parts, lacking], meta_policies={"m": policy}).meta_info["m"]
     assert merged == expected or (math.isnan(merged) and math.isnan(expected)) or (merged[0] == 1 and math.isnan(merged[1]))
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(0, 5), st.sampled_from(["list", "sum", "min", "max"]))
-def test_joining_in_groups_gives_the_same(rows: list[int], cut: int, policy: MetaPolicy) -> None:
-    parts = [report(count, m=count * 2) for count in rows]
-    whole = DataProto.concat(parts, meta_policies={"m": policy}).meta_info
-    groups = [DataProto.concat(group, meta_policies={"m": policy}) for group in (parts[:cut], parts[cut:]) if group]
-    assert DataProto.concat(groups).meta_info == whole
+def declared(rows: int, value: float | None, policy: MetaPolicy) -> DataProto:
+    """What a rank returns that had so many rows, with a value under `m` unless that is None."""
+    if value is None:
+        return report(rows)
+    return DataProto({"x": torch.zeros(rows)}, meta_info={"m": value}, meta_policies={"m": policy})
+
+
+def merged_or_refused(join: Any, parts: list[DataProto]) -> float | list[float] | None:
+    """The value under `m`, NaN where no part has any; None where the parts cannot be joined."""
+    try:
+        return join(parts).meta_info.get("m", NAN)
+    except DataError:
+        return None
+
+
+REPORTS = st.lists(st.tuples(st.integers(0, 3), st.one_of(st.none(), st.just(NAN), st.integers(0, 9))), min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize("policy", ["first", "list", "sum", "min", "max", "weighted_mean"])
+@given(reports=REPORTS, cut=st.integers(1, 3))
+def test_joining_in_groups_gives_the_same(policy: MetaPolicy, reports: list[tuple[int, float | None]], cut: int) -> None:
+    """Whatever is missing, and whichever parts have no rows: what is refused at once is refused in groups."""
+    parts = [declared(rows, value, policy) for rows, value in reports]
+
+    def in_groups(parts: list[DataProto]) -> DataProto:
+        return DataProto.concat([DataProto.concat(group) for group in (parts[:cut], parts[cut:]) if group])
+
+    whole, grouped = merged_or_refused(DataProto.concat, parts), merged_or_refused(in_groups, parts)
+    assert grouped == (pytest.approx(whole, nan_ok=True) if whole is not None else None)
+
+
+def test_a_mean_is_refused_where_rows_have_no_value() -> None:
+    """Parts of 1, 1 and 2 rows, of which the first has no value: at once 5/3, in groups 3/2, and neither is right."""
+    parts = [declared(rows, value, "weighted_mean") for rows, value in ((1, None), (1, 1.0), (2, 2.0))]
+    for group in (parts, parts[:2]):
+        with pytest.raises(DataError, match=r"'m' is averaged by rows, but part 0 has 1 rows and no such value: .*Mean\(total"):
+            DataProto.concat(group)
+    parts[0].meta_info["_podium_padding_rows"] = (0,)  # a row that only pads needs none
+    assert DataProto.concat(parts).meta_info["m"] == pytest.approx(5 / 3)
+
+
+def test_values_of_no_rows_join_to_one_that_weighs_nothing() -> None:
+    empty = [declared(0, value, "weighted_mean") for value in (5.0, 6.0)]
+    joined = DataProto.concat(empty)
+    assert math.isnan(joined.meta_info["m"])
+    one = declared(3, 1.0, "weighted_mean")
+    assert [DataProto.concat(parts).meta_info["m"] for parts in ([joined, one], [*empty, one], [one, joined])] == [1.0] * 3
 
 
 def test_padding_and_empty_parts_weigh_nothing() -> None:
@@ -115,7 +157,7 @@ def test_padding_and_empty_parts_weigh_nothing() -> None:
         (
             [1.0, 2.0],
             {"m": "weighted_mean"},
-            r"'m' is averaged by rows, but no part that has it has rows; the values are \[1.0, 2",
+            r"'m' is averaged by rows, but part 0, where it is 1.0, has no columns, so no rows .*: give it rows. A podium",
         ),
     ],
 )

@@ -23,7 +23,9 @@ from podium.protocol.meta import IMMUTABLE, META_POLICIES_KEY, PADDING_OF_KEY, P
 MetaPolicy: TypeAlias = Literal["equal", "first", "list", "sum", "min", "max", "weighted_mean"]
 """How one meta key merges. The values of the parts must be equal; the first one's is taken; they are listed (a list adds its
 items); added; the least or the largest is taken (NaN where there is one); averaged, each weighing as many as the rows of its
-part that are not padding."""
+part that are not padding. What is averaged may be missing only where no row counts, and of such parts alone the mean is NaN."""
+
+_OWN_WEIGHT = "A podium.observability.Mean(total, weight) brings its own weight"
 
 METRICS_KEY = "metrics"
 """A plain dict under this key holds what one rank measured, so concatenating makes it a dict of lists, an entry per part."""
@@ -36,13 +38,22 @@ class Mergeable(Protocol):
     def merge(self, others: Sequence[Self], /) -> Self: ...
 
 
+class _Part(Sized, Protocol):
+    """Rows to be joined: their number, and whether they have any column."""
+
+    @property
+    def batch(self) -> Sized: ...
+    @property
+    def non_tensor_batch(self) -> Sized: ...
+
+
 class _Found(NamedTuple):
     """A key's value in one of the parts."""
 
     part: int
     value: Any
-    weight: int
-    """Rows of the part that are not padding."""
+    weight: int | None
+    """Rows of the part that are not padding; None where it has no columns, so that its rows are not even none."""
 
 
 def check_policies(policies: Mapping[str, str], keys: Mapping[str, Any]) -> dict[str, str]:
@@ -58,7 +69,7 @@ def check_policies(policies: Mapping[str, str], keys: Mapping[str, Any]) -> dict
 
 
 def merge_meta(
-    metas: Sequence[Mapping[str, Any]], parts: Sequence[Sized], policies: Mapping[str, str] | None = None
+    metas: Sequence[Mapping[str, Any]], parts: Sequence[_Part], policies: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """One meta for the concatenation of parts, whose metas these are; `policies` overrule what the parts declare.
 
@@ -67,14 +78,13 @@ def merge_meta(
     if not any(metas):
         return {}
     declared = joined_policies(metas) | check_policies(policies or {}, {key: None for meta in metas for key in meta})
-    weights = [
-        len(part) - sum(row < len(part) for row in meta.get(PADDING_ROWS_KEY, ()))
-        for part, meta in zip(parts, metas, strict=True)
-    ]
+    weights = list(map(_weight, parts, metas))
     merged: dict[str, Any] = {}
     of_rows = (PADDING_ROWS_KEY, PADDING_OF_KEY, META_POLICIES_KEY)
     for key in dict.fromkeys(key for meta in metas for key in meta if key not in of_rows):
         found = [_Found(number, meta[key], weights[number]) for number, meta in enumerate(metas) if key in meta]
+        if declared.get(key) == "weighted_mean":
+            _check_all_have(key, metas, weights)
         merged[key] = _merge_values(key, found, declared.get(key))
     if declared:
         merged[META_POLICIES_KEY] = declared
@@ -93,6 +103,24 @@ def joined_policies(metas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             if declared.setdefault(key, policy) != policy:
                 raise DataError(f"meta {key!r} is declared {declared[key]!r} in one part but {policy!r} in another")
     return declared
+
+
+def _weight(part: _Part, meta: Mapping[str, Any]) -> int | None:
+    rows = len(part)
+    if not rows and not part.batch and not part.non_tensor_batch:
+        return None
+    padding: Sequence[int] = meta.get(PADDING_ROWS_KEY, ())
+    return rows - sum(row < rows for row in padding)
+
+
+def _check_all_have(key: str, metas: Sequence[Mapping[str, Any]], weights: Sequence[int | None]) -> None:
+    """DataError where a part has rows to be averaged over, but no value: the mean would be another when parts join in groups."""
+    for number, (meta, weight) in enumerate(zip(metas, weights, strict=True)):
+        if weight and key not in meta:
+            raise DataError(
+                f"concat: meta {key!r} is averaged by rows, but part {number} has {weight} rows and no such value: set it in "
+                f"every part that has rows. {_OWN_WEIGHT}"
+            )
 
 
 def _merge_values(key: str, found: Sequence[_Found], policy: str | None) -> Any:
@@ -139,14 +167,15 @@ def _max(key: str, found: Sequence[_Found]) -> Any:
 
 def _weighted_mean(key: str, found: Sequence[_Found]) -> float:
     numbers = _numbers(key, found)
-    weight = sum(each.weight for each in found)
-    if not weight and not all(map(math.isnan, numbers)):
-        raise DataError(
-            f"concat: meta {key!r} is averaged by rows, but no part that has it has rows; the values are {numbers}. "
-            "Give rows, or a podium.observability.Mean(total, weight), which brings its own weight"
-        )
-    total = math.fsum(number * each.weight for number, each in zip(numbers, found, strict=True) if each.weight)
-    return total / weight if weight else math.nan
+    for number, each in zip(numbers, found, strict=True):
+        if each.weight is None and not math.isnan(number):
+            raise DataError(
+                f"concat: meta {key!r} is averaged by rows, but part {each.part}, where it is {number}, has no columns, so no "
+                f"rows that it could be the mean of: give it rows. {_OWN_WEIGHT}"
+            )
+    weights = [each.weight or 0 for each in found]
+    total = math.fsum(number * weight for number, weight in zip(numbers, weights, strict=True) if weight)
+    return total / sum(weights) if any(weights) else math.nan  # which later weighs nothing
 
 
 def _numbers(key: str, found: Sequence[_Found]) -> list[int | float]:
