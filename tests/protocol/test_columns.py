@@ -32,6 +32,7 @@ NAN = float("nan")
     [
         ({"a": torch.ones(2), "b": torch.ones(3)}, {}, "'b' has 3 rows, but 'a' has 2"),
         ({"a": torch.ones(2)}, {"o": ["x"]}, "'o' has 1 rows, but 'a' has 2"),
+        ({"a": torch.ones(1)}, {"a": ["x"]}, "'a' is both a tensor column and an object column: give one of them another name"),
         ({"a": torch.ones(2), "j": ragged([[1]])}, {}, "'j' has 1 rows, but 'a' has 2"),
         ({"a": torch.ones(2), "s": torch.tensor(1)}, {}, "'s' has no row dimension.*meta_info"),
         ({"j": jagged(torch.arange(5), torch.tensor([1, 2, 5]))}, {}, r"'j' has 5 values, but its offsets cover 1\.\.5"),
@@ -150,6 +151,8 @@ def test_pop_moves_columns_and_rename_keeps_their_place() -> None:
         (lambda data: data.rename("number", "pairs"), "'pairs' exists already; pop it before renaming 'number'"),
         (lambda data: data.rename(["number", "square"], ["x", "x"]), "'x' exists already; pop it before renaming 'number'"),
         (lambda data: data.rename(["number", "square"], ["x"]), r"as many new names as old ones, got 2 and 1: \['number', 'sq"),
+        (lambda data: data.rename(["number", "number"], ["x", "y"]), r"a column twice: \['number', 'number'\] to \['x', 'y'\]"),
+        (lambda data: data.rename("number", "text"), "object column 'text' exists already; pop it before renaming 'number'"),
         (lambda data: data.rename(["square", "nmber"], ["x", "y"]), "no tensor column 'nmber'; did you mean 'number'"),
     ],
 )
@@ -252,6 +255,8 @@ def test_different_meta_values_conflict(mine: Any, theirs: Any) -> None:
         (DataProto({"new": torch.ones(4), "tokens": ragged([[1, 2], [3], [4], [5, 6]])}), "tensor column 'tokens'"),
         (DataProto({"new": torch.ones(4)}, {"text": ["a", None, "c", "D"]}), "object column 'text'"),
         (DataProto({"new": torch.ones(4)}, {}, {"step": 8}), "meta key 'step'"),
+        (DataProto({"text": torch.ones(4)}), "'text' is of tensors in one batch and of objects in the other; .* select"),
+        (DataProto({}, {"number": list("abcd")}), "'number' is of tensors in one batch and of objects in the other"),
         (DataProto({"new": torch.ones(3)}), "equal row counts, got 4 and 3"),
     ],
 )
@@ -299,6 +304,13 @@ def test_concat_of_no_parts_and_of_different_object_columns_is_refused() -> None
         DataProto.concat([])
     with pytest.raises(DataError, match=r"part 1 .* object columns: missing \['o'\], extra \['p'\]"):
         DataProto.concat([DataProto(non_tensor_batch={"o": [1]}), DataProto(non_tensor_batch={"p": [1]})])
+
+
+def test_missing_columns_are_not_filled_where_one_name_is_two_columns() -> None:
+    twice = DataProto({"x": torch.ones(1)})
+    twice.non_tensor_batch["x"] = object_column(["a"])
+    with pytest.raises(DataError, match="part 1 has a tensor column and an object column 'x'; rename or pop one of them"):
+        DataProto.concat([DataProto({"x": torch.ones(1)}), twice], missing="none")
 
 
 class Steps:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from podium.errors import DataError
 from podium.protocol import DataProto, jagged_from_rows
+from podium.protocol.remote_rows import RemoteRows
 from tests.protocol.builders import FOUR, ROWS, Row, batch_of, check, ragged
 
 
@@ -32,6 +33,30 @@ def test_ids_may_be_a_tensor_column() -> None:
     data = DataProto({"id": torch.tensor([3, 1, 2])})
     data.union(DataProto({"id": torch.tensor([1, 2, 3]), "x": torch.tensor([10, 20, 30])}), on="id")
     assert data.batch["x"].tolist() == [30, 10, 20]
+
+
+@pytest.mark.parametrize("join", [DataProto.union, lambda mine, theirs, on: RemoteRows.held(mine).union(theirs, on=on).get()])
+def test_ids_of_two_kinds_match_and_the_first_batchs_stay(join: Any) -> None:
+    """Of the other's ids nothing is left: the name would be that of a tensor column and of an object column."""
+    tensors = DataProto({"id": torch.tensor([3, 1, 2]), "x": torch.tensor([30, 10, 20])})
+    objects = DataProto({"y": torch.tensor([-1, -2, -3])}, {"id": [1, 2, 3]})
+    narrow = DataProto({"id": torch.tensor([1, 2, 3], dtype=torch.int32), "y": torch.tensor([-1, -2, -3])})
+    for other in (objects, narrow):
+        joined = join(tensors.select(), other, on="id")
+        assert {key: column.tolist() for key, column in joined.batch.items()} == {
+            "id": [3, 1, 2],
+            "x": [30, 10, 20],
+            "y": [-3, -1, -2],
+        }
+        assert (joined.batch["id"].dtype, list(joined.non_tensor_batch)) == (torch.int64, [])
+        assert len(other) == 3
+        assert "id" in {*other.batch, *other.non_tensor_batch}
+    joined = join(objects.select(), tensors, on="id")
+    assert (joined.batch["x"].tolist(), joined.non_tensor_batch["id"].tolist(), "id" in joined.batch) == (
+        [10, 20, 30],
+        [1, 2, 3],
+        False,
+    )
 
 
 def test_an_unrepeated_batch_says_how_often_to_repeat_it() -> None:

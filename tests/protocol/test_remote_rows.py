@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from podium.errors import DataError
-from podium.protocol import DataProto, wire
+from podium.protocol import DataProto, object_column, wire
 from podium.protocol import jagged as jg
 from podium.protocol.bodies import IN_HEADER_BYTES, Body, Header, HeldBody, Read, chosen, parted
 from podium.protocol.kinds import Kind
@@ -428,7 +428,8 @@ def test_small_columns_come_with_the_header_jagged_and_large_ones_stay() -> None
 
 
 def test_one_name_is_one_column() -> None:
-    twice = DataProto({"x": torch.arange(2)}, {"x": ["a", "b"]})
+    twice = DataProto({"x": torch.arange(2)})
+    twice.non_tensor_batch["x"] = object_column(["a", "b"])
     with pytest.raises(DataError, match="'x' is both a tensor column and an object column"):
         parted(twice)
 

@@ -23,6 +23,7 @@ from podium.protocol import (
     concat_rows,
     is_rows,
     num_rows,
+    object_column,
     partition_rows,
 )
 from podium.protocol.jagged import jagged
@@ -195,7 +196,9 @@ def test_tensordicts_that_are_not_rows_say_why(tensordict: TensorDict, message: 
 
 
 def test_a_name_used_twice_has_no_place_in_a_tensordict() -> None:
-    for data in (DataProto({"a": torch.ones(1)}, {"a": [1]}), DataProto({"a": torch.ones(1)}, {}, {"a": 1})):
+    twice = DataProto({"a": torch.ones(1)})
+    twice.non_tensor_batch["a"] = object_column([1])
+    for data in (twice, DataProto({"a": torch.ones(1)}, {}, {"a": 1})):
         with pytest.raises(DataError, match=r"\['a'\] name two of: tensor column, object column, meta key"):
             data.to_tensordict()
 

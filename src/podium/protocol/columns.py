@@ -63,7 +63,7 @@ def _check_cover(key: str, values: Tensor, end: int, start: int) -> None:
 
 
 def check_row_counts(batch: Mapping[str, Tensor], objects: Mapping[str, ObjectColumn]) -> None:
-    """DataError when two columns disagree on the row count, or a tensor has no rows at all or cannot be cut into them."""
+    """DataError when columns disagree on the row count or have one name, or a tensor has no rows or cannot be cut into them."""
     head: tuple[str, int] | None = None
     for key, column in batch.items():
         if not jg.is_jagged(column):  # which has both; asking a nested tensor would cost as much as a view of it
@@ -72,6 +72,8 @@ def check_row_counts(batch: Mapping[str, Tensor], objects: Mapping[str, ObjectCo
             check_layout(key, column)
         head = _same_count(head, key, jg.num_rows(column))
     for key, rows in objects.items():
+        if key in batch:
+            raise DataError(f"column {key!r} is both a tensor column and an object column: give one of them another name")
         head = _same_count(head, key, len(rows))
 
 
@@ -109,17 +111,26 @@ def pick(kind: str, table: Mapping[str, Any], keys: Iterable[str] | None) -> dic
     return picked
 
 
-def renamed(batch: Mapping[str, Tensor], old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> dict[str, Tensor]:
-    """The columns in their order, some under other names. DataError when two would have one name."""
+def renamed(
+    batch: Mapping[str, Tensor], objects: Iterable[str], old_keys: str | Sequence[str], new_keys: str | Sequence[str]
+) -> dict[str, Tensor]:
+    """The columns in their order, some under other names. DataError when two would have one name, or one would have two.
+
+    `objects` are the names that other columns have.
+    """
     old, new = ([keys] if isinstance(keys, str) else list(keys) for keys in (old_keys, new_keys))
     if len(old) != len(new):
         raise DataError(f"rename needs as many new names as old ones, got {len(old)} and {len(new)}: {old} to {new}")
     pick("tensor column", batch, old)
     changed = dict(zip(old, new, strict=True))
+    if len(changed) < len(old):
+        raise DataError(f"rename names a column twice: {old} to {new}; a column gets one new name")
     after = [changed.get(key, key) for key in batch]
     for key, name in changed.items():
         if after.count(name) > 1:
             raise DataError(f"tensor column {name!r} exists already; pop it before renaming {key!r}")
+        if name in objects:
+            raise DataError(f"object column {name!r} exists already; pop it before renaming {key!r}")
     return dict(zip(after, batch.values(), strict=True))
 
 

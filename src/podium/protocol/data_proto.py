@@ -86,7 +86,7 @@ class DataProto:
         auto_padding: bool = False,
         meta_policies: Mapping[str, MetaPolicy] | None = None,
     ) -> None:
-        """Take columns as they are (storage is shared). DataError when two columns disagree on the row count.
+        """Take columns as they are (storage is shared). DataError when two columns disagree on the row count, or have one name.
 
         `auto_padding` allows dispatch to pad the rows to equal shards. `meta_policies` says how values of the meta become one
         when batches are concatenated, for those that need not be equal. Both stay with the rows through every operation.
@@ -388,17 +388,17 @@ class DataProto:
 
     def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
         """Rename tensor columns in place, one or several at once (two may swap their names); returns self."""
-        self.batch = col.renamed(self.batch, old_keys, new_keys)
+        self.batch = col.renamed(self.batch, self.non_tensor_batch, old_keys, new_keys)
         return self
 
     def union(self, other: DataProto, *, on: str | None = None) -> Self:
         """Add the other batch's columns and meta to this one, in place; returns self.
 
         With `on`, a column of distinct values that both have, the other's rows are first put into this batch's order; else row
-        b is row b. A name that both have must hold equal values; otherwise DataError names it, its row and both values, and
-        nothing is changed.
+        b is row b. A name that both have must hold equal values, and be of one kind of column; otherwise DataError names
+        it, its row and both values, and nothing is changed. Of `on`, this batch's column stays.
         """
-        theirs = other if on is None else other.select_idxs(joining.rows_by(on, self._tables(), other._tables()))
+        theirs = other if on is None else self._matched(other, on)
         if all(part.batch or part.non_tensor_batch for part in (self, theirs)):
             joining.check_same_rows(len(self), len(theirs))
         self._become(type(self)(*joining.join_tables(self._tables(), theirs._tables())))
@@ -454,6 +454,13 @@ class DataProto:
 
     def _become(self, other: Self) -> None:
         self.batch, self.non_tensor_batch, self.meta_info = other._tables()
+
+    def _matched(self, other: DataProto, on: str) -> DataProto:
+        """The other batch's rows in the order of these, without the column that says so, which is here already."""
+        rows = other.select_idxs(joining.rows_by(on, self._tables(), other._tables()))
+        rows.batch.pop(on, None)
+        rows.non_tensor_batch.pop(on, None)
+        return rows
 
     @classmethod
     def _made_of(cls, batch: dict[str, Tensor], objects: dict[str, ObjectColumn], meta: dict[str, Any]) -> Self:

@@ -20,6 +20,11 @@ Tables: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, ObjectColumn], Mapp
 
 def join_tables(mine: Tables, theirs: Tables) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The entries of both; DataError names one that both have with different values, its row and both values."""
+    for key in (mine[0].keys() & theirs[1].keys()) | (mine[1].keys() & theirs[0].keys()):
+        raise DataError(
+            f"union: column {key!r} is of tensors in one batch and of objects in the other; each name is one column: rename the "
+            "tensor column, or leave one of them out by select()"
+        )
     declared = merging.joined_policies([mine[2], theirs[2]])
     for kind, table, added in zip(("tensor column", "object column", "meta key"), mine, theirs, strict=True):
         for key in table.keys() & added.keys() - {META_POLICIES_KEY}:

@@ -211,7 +211,7 @@ class RemoteRows:
             if name in self.column_names() and self._is_object(name):
                 raise DataError(f"object column {name!r} exists already; drop it before another gets its name")
         every = {key: torch.empty(0) for key in (*self._local_tensors(), *_of_kind(self._away, is_object=False))}
-        changed = dict(zip(every, col.renamed(every, old_keys, new_keys), strict=True))
+        changed = dict(zip(every, col.renamed(every, (), old_keys, new_keys), strict=True))
         here = self._here_of({changed.get(key, key): column for key, column in self._here.batch.items()})
         return self._with(here, away={changed.get(key, key): column for key, column in self._away.items()})
 
@@ -223,9 +223,7 @@ class RemoteRows:
         """
         theirs = other if isinstance(other, RemoteRows) else RemoteRows.held(other.clone())
         if on is not None:
-            theirs = theirs.select_idxs(_rows_by(on, self, theirs))
-            if on in self._away or on in theirs._away:
-                theirs = theirs.drop([on])
+            theirs = theirs.select_idxs(_rows_by(on, self, theirs)).drop([on])
         if all(rows.column_names() for rows in (self, theirs)):
             joining.check_same_rows(len(self), len(theirs))
         self._check_disjoint(theirs)

@@ -143,6 +143,9 @@ def none_for_missing(
     tensors: Sequence[Mapping[str, Tensor]], objects: Sequence[Mapping[str, ObjectColumn]], counts: Sequence[int]
 ) -> tuple[list[dict[str, Tensor]], list[dict[str, ObjectColumn]]]:
     """The parts' columns under the union of their names: what is not a tensor in every part is objects, None where missing."""
+    for number, (dense, held) in enumerate(zip(tensors, objects, strict=True)):
+        for key in dense.keys() & held.keys():
+            raise DataError(f"concat: part {number} has a tensor column and an object column {key!r}; rename or pop one of them")
     parts: list[dict[str, Tensor | ObjectColumn]] = [{**dense, **held} for dense, held in zip(tensors, objects, strict=True)]
     names = dict.fromkeys(key for part in parts for key in part)
     everywhere = [key for key in names if all(key in dense for dense in tensors)]
