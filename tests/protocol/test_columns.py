@@ -15,7 +15,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.observability import Mean, Metrics, Sum
-from podium.protocol import DataProto, Mergeable, object_column
+from podium.protocol import DataProto, Mergeable, MetaPolicy, object_column
 from podium.protocol.bodies import HeldBody, parted
 from podium.protocol.jagged import jagged, parts
 from podium.protocol.remote_rows import RemoteRows
@@ -362,6 +362,48 @@ def test_a_clone_shares_nothing(copied: Any) -> None:
     clone.meta_info["notes"]["seen"].append(2)
     check(data, FOUR)
     assert data.meta_info == META
+
+
+class Itself:
+    """A meta value that merges with no others to itself."""
+
+    def __init__(self) -> None:
+        self.seen = [1]
+
+    def merge(self, others: Sequence[Itself], /) -> Itself:
+        return self
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_is_joined_shares_no_meta_with_its_parts(count: int) -> None:
+    metrics = [{"lens": np.array([1, 2]), "texts": [["a"]]} for _ in range(count)]
+    parts_ = [DataProto({"x": torch.ones(1)}, meta_info={"metrics": one, "own": Itself(), "plain": [1]}) for one in metrics]
+    policies: dict[str, MetaPolicy] = {} if count == 1 else {"plain": "list"}
+    joined = DataProto.concat(parts_, meta_policies=policies).meta_info
+    joined["metrics"]["lens"][0][0] = 9
+    joined["metrics"]["texts"][0].append("b")
+    joined["own"].seen.append(2)
+    joined["plain"].append(2)
+    assert [(one["lens"].tolist(), one["texts"]) for one in metrics] == [([1, 2], [["a"]])] * count
+    assert [(part.meta_info["own"].seen, part.meta_info["plain"]) for part in parts_] == [([1], [1])] * count
+
+
+def test_a_tensordict_shares_no_meta_with_its_batch() -> None:
+    data = DataProto({"x": torch.ones(1)}, meta_info={"m": [1]})
+    table = data.to_tensordict()
+    table["m"].append(2)
+    DataProto.from_tensordict(table).meta_info["m"].append(3)
+    assert (data.meta_info["m"], table["m"]) == ([1], [1, 2])
+
+
+def test_the_constructor_takes_meta_values_as_they_are() -> None:
+    """As it takes columns: what is cut from it shares none."""
+    meta: dict[str, Any] = {"m": [1]}
+    data = DataProto({"x": torch.ones(1)}, meta_info=meta)
+    assert data.meta_info is not meta
+    assert data.meta_info["m"] is meta["m"]
+    data[:].meta_info["m"].append(2)
+    assert meta == {"m": [1]}
 
 
 def test_a_clone_copies_the_objects_of_rows() -> None:

@@ -132,6 +132,29 @@ def test_entries_are_set_by_kind() -> None:
     assert (tu.get(data, "none", 5), tu.get_non_tensor_data(data, "none", 5), tu.unwrap_non_tensor_data("v")) == (5, 5, "v")
 
 
+def test_of_entries_that_do_not_all_fit_none_is_set() -> None:
+    data = table()
+    with pytest.raises(DataError, match=r"column 'b' has 1 rows, but the batch size is \(4,\)"):
+        tu.assign_non_tensor(data, a=list("pqrs"), m=1, b=["only"])
+    assert {"a", "b", "m"}.isdisjoint(data.keys())
+    check_rows(data, FOUR)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda data: DataProto.from_tensordict(data).to_tensordict(),
+        lambda data: tu.get_keys(data, ["x", "m"]),
+        lambda data: tu.concat_tensordict([data]),
+        lambda data: tu.union_tensor_dict(tu.get_tensordict({"y": torch.ones(1)}), data),
+    ],
+)
+def test_no_result_shares_meta_with_its_source(way: Any) -> None:
+    data = tu.get_tensordict({"x": torch.ones(1)}, {"m": [1, {"deep": [2]}]})
+    tu.get(way(data), "m")[1]["deep"].append(3)
+    assert tu.get(data, "m") == [1, {"deep": [2]}]
+
+
 def test_entries_are_taken_out() -> None:
     data = table()
     assert (tu.pop(data, "text"), tu.pop(data, "text", "gone")) == (["a", None, "c", "d"], "gone")

@@ -88,6 +88,7 @@ class DataProto:
     ) -> None:
         """Take columns as they are (storage is shared). DataError when two columns disagree on the row count, or have one name.
 
+        Values of the meta are taken as they are, too, so a list in it stays the caller's; what operations return shares none.
         `auto_padding` allows dispatch to pad the rows to equal shards. `meta_policies` says how values of the meta become one
         when batches are concatenated, for those that need not be equal. Both stay with the rows through every operation.
         """
@@ -148,7 +149,7 @@ class DataProto:
 
     @classmethod
     def from_tensordict(cls, data: TensorDict) -> Self:
-        """Its tensors (storage is shared), its `NonTensorStack`s as object columns, its `NonTensorData` as meta.
+        """Its tensors (storage is shared), its `NonTensorStack`s as object columns, copies of its `NonTensorData` as meta.
 
         DataError for nested TensorDicts and for a batch size of more than one dim.
         """
@@ -157,7 +158,7 @@ class DataProto:
         return cls(*tensordicts.take_apart(data))
 
     def to_tensordict(self) -> TensorDict:
-        """The same rows for code that works on TensorDicts; storage is shared. The inverse of `from_tensordict`.
+        """The same rows for code that works on TensorDicts; storage is shared, meta is not. The inverse of `from_tensordict`.
 
         DataError when a column and a meta key have one name.
         """

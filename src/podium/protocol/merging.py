@@ -35,7 +35,9 @@ METRICS_KEY = "metrics"
 class Mergeable(Protocol):
     """A meta value that knows how to become one when batches are concatenated (metrics, counters)."""
 
-    def merge(self, others: Sequence[Self], /) -> Self: ...
+    def merge(self, others: Sequence[Self], /) -> Self:
+        """One value for this and the others, of which there may be none; a new one, which shares nothing that can be changed."""
+        ...
 
 
 class _Part(Sized, Protocol):
@@ -130,7 +132,8 @@ def _merge_values(key: str, found: Sequence[_Found], policy: str | None) -> Any:
     if key == METRICS_KEY and all(type(value) is dict for _, value, _ in found):
         return _lists_of([value for _, value, _ in found])
     if type(first) not in IMMUTABLE and isinstance(first, Mergeable):
-        return first.merge([value for _, value, _ in found[1:]])
+        merged = first.merge([value for _, value, _ in found[1:]])
+        return _copied(merged) if any(merged is value for _, value, _ in found) else merged  # as many return of no others
     return _equal(key, found)
 
 
@@ -142,15 +145,15 @@ def _equal(key: str, found: Sequence[_Found]) -> Any:
                 f"concat: meta {key!r} is {wire.short(first)} in part {number} but {wire.short(value)} in part {other}; "
                 f"declare how it merges, as meta_policies={{{key!r}: 'list'}}"
             )
-    return copy.deepcopy(first)
+    return _copied(first)
 
 
 def _first(key: str, found: Sequence[_Found]) -> Any:
-    return copy.deepcopy(found[0].value)
+    return _copied(found[0].value)
 
 
 def _list(key: str, found: Sequence[_Found]) -> list[Any]:
-    return [copy.deepcopy(item) for _, value, _ in found for item in (value if isinstance(value, list) else [value])]
+    return [_copied(item) for _, value, _ in found for item in (value if isinstance(value, list) else [value])]
 
 
 def _sum(key: str, found: Sequence[_Found]) -> Any:
@@ -192,8 +195,12 @@ def _lists_of(metrics: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     lists: dict[str, list[Any]] = {}
     for measured in metrics:
         for name, value in measured.items():
-            lists.setdefault(name, []).extend(value if isinstance(value, list) else [value])
+            lists.setdefault(name, []).extend(map(_copied, value if isinstance(value, list) else [value]))
     return lists
+
+
+def _copied(value: Any) -> Any:
+    return value if type(value) in IMMUTABLE else copy.deepcopy(value)
 
 
 _MERGE: Mapping[str, Callable[[str, Sequence[_Found]], Any]] = {

@@ -65,18 +65,28 @@ def assign_non_tensor_data(data: TensorDict, key: str, value: Any) -> TensorDict
 
 def assign_non_tensor_stack(data: TensorDict, key: str, rows: Sequence[Any] | NonTensorStack) -> TensorDict:
     """Set one object per row, in place; returns `data`. DataError where there are not as many as rows."""
-    objects = rows.tolist() if isinstance(rows, NonTensorStack) else list(rows)
-    if [len(objects)] != list(data.batch_size):
-        raise DataError(f"column {key!r} has {len(objects)} rows, but the batch size is {tuple(data.batch_size)}")
-    set_entry(data, key, NonTensorStack(*map(NonTensorData, objects)))
+    set_entry(data, key, _stack_for(data, key, rows))
     return data
 
 
+def _stack_for(data: TensorDict, key: str, rows: Sequence[Any] | NonTensorStack) -> NonTensorStack:
+    objects = rows.tolist() if isinstance(rows, NonTensorStack) else list(rows)
+    if [len(objects)] != list(data.batch_size):
+        raise DataError(f"column {key!r} has {len(objects)} rows, but the batch size is {tuple(data.batch_size)}")
+    return NonTensorStack(*map(NonTensorData, objects))
+
+
 def assign_non_tensor(data: TensorDict, **values: Any) -> TensorDict:
-    """Set entries in place: lists and stacks as one object per row, all else as meta; `NonTensorData([..])` is meta too."""
+    """Set entries in place: lists and stacks as one object per row, all else as meta; `NonTensorData([..])` is meta too.
+
+    DataError where a column has not as many objects as rows; then nothing is set.
+    """
+    stacks = {key: _stack_for(data, key, value) for key, value in values.items() if isinstance(value, list | NonTensorStack)}
     for key, value in values.items():
-        assign = assign_non_tensor_stack if isinstance(value, list | NonTensorStack) else assign_non_tensor_data
-        assign(data, key, value)
+        if key in stacks:
+            set_entry(data, key, stacks[key])
+        else:
+            assign_non_tensor_data(data, key, value)
     return data
 
 

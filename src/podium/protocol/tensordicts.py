@@ -16,6 +16,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol.columns import ObjectColumn
+from podium.protocol.meta import copy_meta
 
 Tables: TypeAlias = tuple[dict[str, Tensor], dict[str, Sequence[Any]], dict[str, Any]]
 
@@ -33,7 +34,7 @@ def column_names(data: TensorDict) -> set[str]:
 
 
 def take_apart(data: TensorDict) -> Tables:
-    """Tensor columns, object columns and meta of a TensorDict; storage is shared."""
+    """Tensor columns, object columns and meta of a TensorDict; storage is shared, the meta is copied."""
     num_rows(data)
     tensors: dict[str, Tensor] = {}
     objects: dict[str, Sequence[Any]] = {}
@@ -49,17 +50,17 @@ def take_apart(data: TensorDict) -> Tables:
             raise DataError(f"entry {key!r} of the TensorDict is a {type(value).__name__}; rows hold no nested ones, flatten it")
     if not data.batch_dims and (tensors or objects):
         raise DataError(f"entry {next(iter(tensors | objects))!r} has no rows: the batch size is (); make it batch_size=[B]")
-    return tensors, objects, meta
+    return tensors, objects, copy_meta(meta)
 
 
 def put_together(
     rows: int, tensors: Mapping[str, Tensor], objects: Mapping[str, ObjectColumn], meta: Mapping[str, Any]
 ) -> TensorDict:
-    """A TensorDict of batch size [rows], or [] where there is no column."""
+    """A TensorDict of batch size [rows], or [] where there is no column; storage is shared, the meta is copied."""
     doubled = sorted((tensors.keys() & objects.keys()) | ((tensors.keys() | objects.keys()) & meta.keys()))
     if doubled:
         raise DataError(f"a TensorDict has one entry of a name; {doubled} name two of: tensor column, object column, meta key")
-    values = {key: NonTensorData(value) for key, value in meta.items()}
+    values = {key: NonTensorData(value) for key, value in copy_meta(meta).items()}
     data = TensorDict({**tensors, **values}, batch_size=[rows] if tensors or objects else [])
     for key, column in objects.items():
         set_entry(data, key, NonTensorStack(*map(NonTensorData, column)))
