@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import UserDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.observability import Mean, Metrics, Sum
 from podium.protocol import DataProto, Mergeable, MetaPolicy, object_column
+from podium.protocol import tensordict_ops as tu
 from podium.protocol.bodies import HeldBody, parted
 from podium.protocol.jagged import jagged, parts
 from podium.protocol.remote_rows import RemoteRows
@@ -220,6 +223,55 @@ EQUAL_PAIRS: list[tuple[Any, Any]] = [
     ({"a": [NAN, (1, np.float32("nan"))]}, {"a": [NAN, (1, np.float32("nan"))]}),
     (ragged([[1], []]), ragged([[1], []])),
 ]
+
+
+@dataclass
+class Measured:
+    """A value with tensors in it, whose own `==` raises, and a field that does not count."""
+
+    values: torch.Tensor
+    notes: list[Any] = field(default_factory=list)
+    at: float = field(default=0.0, compare=False)
+
+
+@dataclass(eq=False)
+class Handle:
+    """A value that equals itself alone."""
+
+    number: int
+
+
+class Encoding(UserDict[str, Any]):
+    """A mapping that is no dict, as tokenizers return."""
+
+
+def cyclic(*items: Any) -> list[Any]:
+    held = [*items]
+    held.append(held)
+    return held
+
+
+class Table:
+    """As tables of pandas: `==` answers by a table, which is neither true nor false."""
+
+    def __eq__(self, other: object) -> Any:
+        return np.array([True, False])
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+EQUAL_PAIRS += [
+    (Encoding(ids=torch.tensor([1, 2]), gain=NAN), Encoding(ids=torch.tensor([1, 2]), gain=NAN)),
+    (
+        Measured(torch.tensor([1.0, NAN]), [Encoding(x=np.ones(2))], 1.0),
+        Measured(torch.tensor([1.0, NAN]), [Encoding(x=np.ones(2))]),
+    ),
+    (cyclic(torch.ones(2)), cyclic(torch.ones(2))),
+    (torch.tensor([complex(NAN, 1), 2j]), torch.tensor([complex(NAN, 1), 2j])),
+    (torch.tensor([complex(NAN, 1), 2j]).to(torch.complex32), torch.tensor([complex(NAN, 1), 2j]).to(torch.complex32)),
+    (complex(NAN, 1), complex(NAN, 1)),
+    (np.array([complex(NAN, 1), 2j]), np.array([complex(NAN, 1), 2j])),
+]
 DIFFERENT_PAIRS: list[tuple[Any, Any]] = [
     (torch.tensor([1.0, NAN]), torch.tensor([NAN, 1.0])),
     (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64)),
@@ -232,6 +284,18 @@ DIFFERENT_PAIRS: list[tuple[Any, Any]] = [
     (ragged([[1], [2]]), ragged([[1, 2], []])),
     (NAN, 1.0),
     (None, 0),
+    (Encoding(ids=torch.tensor([1, 2])), Encoding(ids=torch.tensor([1, 3]))),
+    (Encoding(ids=1), Encoding(ids=1, more=2)),
+    (Encoding(ids=1), {"ids": 2}),
+    (Measured(torch.tensor([1.0, 2.0])), Measured(torch.tensor([1.0, 3.0]))),
+    (Measured(torch.ones(1)), Measured(torch.ones(1, dtype=torch.float64))),
+    (Measured, Handle),
+    (Handle(1), Handle(1)),
+    (cyclic(1), cyclic(2)),
+    (cyclic(1), cyclic(1, 1)),
+    (torch.tensor([complex(NAN, 1), 2j]), torch.tensor([complex(NAN, 1), 3j])),
+    (torch.tensor([2j]).to(torch.complex32), torch.tensor([3j]).to(torch.complex32)),
+    (torch.eye(2).to_sparse(), torch.eye(2).to_sparse().long()),
 ]
 
 
@@ -246,6 +310,21 @@ def test_different_meta_values_conflict(mine: Any, theirs: Any) -> None:
     with pytest.raises(DataError, match="union: meta key 'm' is in both batches with different values"):
         data.union(DataProto({"b": torch.ones(1)}, meta_info={"m": theirs}))
     assert (list(data.batch), data.meta_info["m"] is mine) == (["a"], True)
+
+
+@pytest.mark.parametrize("make", [Table, lambda: torch.eye(2).to_sparse(), lambda: {"deep": [Table()]}])
+def test_values_that_cannot_be_compared_are_named(make: Any) -> None:
+    one, other = ({"x": torch.ones(2), "m": make()} for _ in range(2))
+    data, second = (DataProto({"x": sides["x"]}, meta_info={"m": sides["m"]}) for sides in (one, other))
+    with pytest.raises(DataError, match=r"union: meta key 'm' is in both batches: values of .* cannot be compared .*select"):
+        data.union(second)
+    with pytest.raises(DataError, match=r"concat: meta 'm', parts 0 and 1: values of .* cannot be compared .*'m': 'list'"):
+        DataProto.concat([data, second])
+    rows, others = (DataProto(non_tensor_batch={"o": ["a", sides["m"]]}) for sides in (one, other))
+    with pytest.raises(DataError, match=r"union: object column 'o' is in both batches: row 1: values of .* cannot be compared"):
+        rows.union(others)
+    with pytest.raises(AssertionError, match=r"entry 'm': values of .* cannot be compared"):
+        tu.assert_tensordict_eq(*(tu.get_tensordict({}, {"m": sides["m"]}) for sides in (one, other)))
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,30 @@ def join_tables(mine: Tables, theirs: Tables) -> tuple[dict[str, Any], dict[str,
     declared = merging.joined_policies([mine[2], theirs[2]])
     for kind, table, added in zip(("tensor column", "object column", "meta key"), mine, theirs, strict=True):
         for key in table.keys() & added.keys() - {META_POLICIES_KEY}:
-            if not wire.equal(table[key], added[key]):
-                where = difference(table[key], added[key])
-                raise DataError(f"union: {kind} {key!r} is in both batches with different values: {where}")
+            _check_equal(f"union: {kind} {key!r}", table[key], added[key])
     meta = {**mine[2], **copy_meta(theirs[2])} | ({META_POLICIES_KEY: declared} if declared else {})
     return {**mine[0], **theirs[0]}, {**mine[1], **theirs[1]}, meta
+
+
+def _check_equal(what: str, mine: Any, theirs: Any) -> None:
+    try:
+        if wire.equal(mine, theirs):
+            return
+    except DataError as exc:
+        raise DataError(
+            f"{what} is in both batches: {_incomparable_row(mine, theirs)}{exc}; leave it out of one of them by select()"
+        ) from exc
+    raise DataError(f"{what} is in both batches with different values: {difference(mine, theirs)}")
+
+
+def _incomparable_row(mine: Any, theirs: Any) -> str:
+    """Which row of two object columns it is that `wire.equal` does not compare, for its error."""
+    for row, pair in enumerate(zip(mine, theirs, strict=True)) if isinstance(mine, np.ndarray) else ():
+        try:
+            wire.equal(*pair)
+        except DataError:
+            return f"row {row}: "
+    return ""
 
 
 def check_same_rows(mine: int, theirs: int) -> None:

@@ -140,12 +140,20 @@ def _merge_values(key: str, found: Sequence[_Found], policy: str | None) -> Any:
 def _equal(key: str, found: Sequence[_Found]) -> Any:
     number, first, _ = found[0]
     for other, value, _ in found[1:]:
-        if not wire.equal(first, value):
+        try:
+            is_equal = wire.equal(first, value)
+        except DataError as exc:
+            raise DataError(f"concat: meta {key!r}, parts {number} and {other}: {exc}; {_declare(key)}") from exc
+        if not is_equal:
             raise DataError(
                 f"concat: meta {key!r} is {wire.short(first)} in part {number} but {wire.short(value)} in part {other}; "
-                f"declare how it merges, as meta_policies={{{key!r}: 'list'}}"
+                f"{_declare(key)}"
             )
     return _copied(first)
+
+
+def _declare(key: str) -> str:
+    return f"declare how it merges, as meta_policies={{{key!r}: 'list'}}"
 
 
 def _first(key: str, found: Sequence[_Found]) -> Any:

@@ -205,5 +205,9 @@ def assert_tensordict_eq(mine: TensorDict, theirs: TensorDict) -> None:
     if left.keys() != right.keys():
         raise AssertionError(f"entries differ: {sorted(left)} and {sorted(right)}")
     for key, value in left.items():
-        if not wire.equal(value, right[key]):
+        try:
+            is_equal = wire.equal(value, right[key])
+        except DataError as exc:
+            raise AssertionError(f"entry {key!r}: {exc}") from exc
+        if not is_equal:
             raise AssertionError(f"entry {key!r} differs: {wire.short(value)} and {wire.short(right[key])}")
