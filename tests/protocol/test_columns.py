@@ -191,9 +191,9 @@ def test_from_single_dict_sorts_values_by_their_type() -> None:
         DataProto.from_single_dict({"o": [1]})
 
 
-@pytest.mark.parametrize("rows", ["ab", {"a": 1}, {1, 2}, 7, None])
+@pytest.mark.parametrize("rows", ["ab", {"a": 1}, {1, 2}, 7, None, np.array(3), np.array("ab"), np.array(None)])
 def test_what_is_no_row_by_row_list_is_no_object_column(rows: Any) -> None:
-    with pytest.raises(DataError, match="one object per row, got"):
+    with pytest.raises(DataError, match=f"column 'o': .* one object per row, got {type(rows).__name__} "):
         DataProto(non_tensor_batch={"o": rows})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -202,6 +203,33 @@ def test_a_wrong_request_changes_nothing(call: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         call(data)
     check(data, FOUR)
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        (DataProto.repeat, "repeat_times"),
+        (DataProto.partition, "num_parts"),
+        (DataProto.chunk, "chunks"),
+        (DataProto.split, "split_size"),
+        (DataProto.unfold_column_chunks, "n_split"),
+    ],
+)
+@pytest.mark.parametrize("value", [2.0, 2.5, True, "2", None, np.bool_(True), torch.tensor(True), torch.tensor(2.0)])
+def test_what_is_no_whole_number_is_told(operation: Any, name: str, value: Any) -> None:
+    data = batch_of(FOUR)
+    with pytest.raises(DataError, match=re.escape(f"{name} is a whole number, got {value!r}")):
+        operation(data, value)
+    check(data, FOUR)
+
+
+@pytest.mark.parametrize("two", [2, np.int32(2), torch.tensor(2)])
+def test_whole_numbers_are_those_of_numpy_and_torch_too(two: Any) -> None:
+    data = batch_of(FOUR)
+    check(data.repeat(two, interleave=False), FOUR * 2)
+    for cut in (data.partition, data.chunk, data.split):
+        for part, rows in zip(cut(two), (FOUR[:2], FOUR[2:]), strict=True):
+            check(part, rows)
 
 
 def test_chunks_error_is_what_drivers_written_for_verl_catch() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 import torch
@@ -20,11 +21,23 @@ def object_column(rows: ObjectColumn | Sequence[Any]) -> ObjectColumn:
     """One Python object per row as a 1-d object array, whatever the rows are (lists of equal length stay lists)."""
     if isinstance(rows, np.ndarray) and rows.dtype == object and rows.ndim == 1:
         return rows
-    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Sequence | np.ndarray):
+    is_list = rows.ndim > 0 if isinstance(rows, np.ndarray) else isinstance(rows, Sequence)
+    if isinstance(rows, str | bytes | Mapping) or not is_list:
         raise DataError(f"an object column is a list or an array of one object per row, got {type(rows).__name__} {rows!r}")
     if isinstance(rows, np.ndarray) and rows.dtype.kind in "US":
         rows = rows.tolist()  # Python's own strings
     return np.fromiter(rows, dtype=object, count=len(rows))
+
+
+def object_columns(table: Mapping[str, ObjectColumn | Sequence[Any]]) -> dict[str, ObjectColumn]:
+    """Each as an `object_column`. DataError names one that cannot be."""
+    columns = {}
+    for key, rows in table.items():
+        try:
+            columns[key] = object_column(rows)
+        except DataError as exc:
+            raise DataError(f"column {key!r}: {exc}") from exc
+    return columns
 
 
 def is_even(batch: Mapping[str, Tensor]) -> bool:
@@ -90,6 +103,18 @@ def _same_count(head: tuple[str, int] | None, key: str, count: int) -> tuple[str
     if head is not None and count != head[1]:
         raise DataError(f"column {key!r} has {count} rows, but {head[0]!r} has {head[1]}")
     return head or (key, count)
+
+
+def whole_number(what: str, value: SupportsIndex) -> int:
+    """The number, of Python, numpy or torch. DataError for any other value, which `what` names."""
+    if type(value) is int:
+        return value
+    try:
+        if not isinstance(value, bool | np.bool_) and getattr(value, "dtype", None) is not torch.bool:
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise DataError(f"{what} is a whole number, got {value!r}")
 
 
 def names(keys: Iterable[str]) -> list[str]:

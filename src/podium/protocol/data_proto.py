@@ -95,9 +95,7 @@ class DataProto:
         tensors = {} if batch is None else dict(batch)  # a TensorDict has no truth value
         is_even = col.is_even(tensors)
         self.batch = tensors if is_even else col.intern_offsets(tensors)
-        self.non_tensor_batch = (
-            {key: col.object_column(rows) for key, rows in non_tensor_batch.items()} if non_tensor_batch else {}
-        )
+        self.non_tensor_batch = col.object_columns(non_tensor_batch) if non_tensor_batch else {}
         self.meta_info = dict(meta_info) if meta_info else {}
         if not isinstance(auto_padding, bool):
             raise DataError(f"auto_padding is True or False, got {auto_padding!r}")
@@ -226,6 +224,7 @@ class DataProto:
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
         """Each row k times in a row (a a b b), or the whole batch k times (a b a b) without `interleave`."""
+        repeat_times = col.whole_number("repeat_times", repeat_times)
         if repeat_times < 0:
             raise DataError(f"rows cannot be repeated {repeat_times} times")
         rows = torch.arange(len(self))
@@ -241,6 +240,7 @@ class DataProto:
         [B, S, ...] becomes [B * n, S / n, ...], row by row. None names every tensor column whose rows have a length: jagged
         ones, and dense ones of two dims or more. DataError names the column, and the row of a jagged one, that does not divide.
         """
+        n_split = col.whole_number("n_split", n_split)
         pieces = moves.unfold_table(self._checked().batch, n_split, split_keys)
         repeated = self.select([key for key in self.batch if key not in pieces]).repeat(n_split)
         tensors = {key: pieces[key] if key in pieces else repeated.batch[key] for key in self.batch}
@@ -249,18 +249,21 @@ class DataProto:
 
     def partition(self, num_parts: int) -> list[Self]:
         """Exactly `num_parts` consecutive parts whose sizes differ by at most one; empty parts keep their columns."""
+        num_parts = col.whole_number("num_parts", num_parts)
         if num_parts < 1:
             raise DataError(f"partition needs at least one part, got {num_parts}")
         return self._cut(_even_bounds(len(self), num_parts))
 
     def chunk(self, chunks: int) -> list[Self]:
         """`chunks` parts of equal size. ChunkError when the rows do not divide; `partition` takes any number."""
+        chunks = col.whole_number("chunks", chunks)
         if chunks < 1 or len(self) % chunks:
             raise ChunkError(f"{len(self)} rows cannot be cut into {chunks} equal parts; partition({chunks}) allows uneven ones")
         return self.partition(chunks)
 
     def split(self, split_size: int) -> list[Self]:
         """Consecutive parts of `split_size` rows; the last one may be short. A batch of no rows has no parts."""
+        split_size = col.whole_number("split_size", split_size)
         if split_size < 1:
             raise DataError(f"split needs parts of at least one row, got split_size={split_size}")
         return self._cut([*range(0, len(self), split_size), len(self)])
