@@ -306,6 +306,10 @@ def _mesh_route(mode: MeshMode) -> Route:
     return Route(mode, dispatch_fn, collect_fn, name, is_built_in=True)
 
 
+TRIMMED = (BatchMode, UserMode)
+"""Modes whose results lose the rows that came of padding: also a user's own, which may cut rows by one of our functions."""
+
+
 def dispatch(group: Ranks, route: Route, execute: Execute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SentArguments:
     """What every rank is sent. DispatchError where the arguments, or what a user's dispatch function made of them, do not fit.
 
@@ -331,10 +335,6 @@ def collect(group: Ranks, route: Route, execute: Execute, answers: Mapping[int, 
         if padded is not None and any(padded.padding):
             answers = {rank: padded.trim(rank, answer) for rank, answer in answers.items()}
     return route.collect_fn(group, list(answers.values()))
-
-
-TRIMMED = (BatchMode, UserMode)
-"""Modes whose results lose the rows that came of padding: also a user's own, which may cut rows by one of our functions."""
 
 
 # -- inside --------------------------------------------------------------------------------------------------------------

@@ -335,14 +335,12 @@ class RayRuntime(Runtime):
 
     def _failure(self, rank: int, ticket: RayTicket, error: RayError) -> WorkerError:
         place, origin = self._places[rank], self._origin(rank, ticket)
-        if isinstance(error, RayActorError) and not isinstance(
-            error, RayTaskError
-        ):  # which is another actor's death, met in ours
+        if isinstance(error, RayTaskError):  # what the worker raised, another actor's death included, or what Ray met packing it
+            return _worker_error(origin, error)
+        if isinstance(error, RayActorError):
             known = witness.describe_exit(place.witness) if place.node_id == cluster.here() else ""
             message = f"the rank's process died; {known or 'Ray does not report the exit code'}"
             return self._lost(rank, ticket, message, str(error))
-        if isinstance(error, RayTaskError):  # what the worker raised, or what Ray met when it packed the result
-            return _worker_error(origin, error)
         return WorkerError(origin, cause_type=type(error).__name__, cause_message=str(error), remote_traceback="")
 
 
