@@ -74,6 +74,19 @@ def test_a_loaded_batch_is_private_and_survives_a_new_file(tmp_path: Path) -> No
     check(second, FOUR)
 
 
+def nested(depth: int) -> list[Any]:
+    return [] if depth == 1 else [nested(depth - 1)]
+
+
+def test_values_come_back_from_a_hundred_lists_deep_and_ints_of_thousands_of_digits(tmp_path: Path) -> None:
+    DataProto(meta_info={"deep": nested(99), "big": -(2**9999)}).save_to_disk(tmp_path / "batch")
+    assert DataProto.load_from_disk(tmp_path / "batch").meta_info == {"deep": nested(99), "big": -(2**9999)}
+
+
+CYCLIC: list[Any] = [1]
+CYCLIC.append({"again": CYCLIC})
+
+
 class Custom:
     def __repr__(self) -> str:
         return "Custom()"
@@ -92,6 +105,24 @@ class Custom:
         (DataProto(meta_info={"m": np.array([object()])}), "meta 'm' is a ndarray"),
         (DataProto(meta_info={"m": np.datetime64("2026-01-01")}), "meta 'm' is a datetime64"),
         (DataProto(meta_info={"m": Path("x")}), "meta 'm' is a PosixPath"),
+        (DataProto(meta_info={1: "a", "1": "b"}), "meta 1 cannot be stored: its name is a int, and a file has text for names"),
+        (DataProto(meta_info={None: 1}), "meta None cannot be stored"),
+        (DataProto(meta_info={True: 1}), "meta True cannot be stored"),
+        (DataProto(meta_info={(1, 2): 1}), r"meta \(1, 2\) cannot be stored"),
+        (DataProto(non_tensor_batch={1: ["a"]}), "object column 1 cannot be stored"),
+        (DataProto({(1, 2): torch.ones(1)}), r"tensor column \(1, 2\) cannot be stored"),
+        (DataProto(meta_info={"m": [np.ones(1, dtype=np.longdouble)]}), "meta 'm', item 0 is an array of dtype '<f16'"),
+        (DataProto(meta_info={"m": np.ones(1, dtype=">f8")}), "meta 'm' is an array of dtype '>f8', which torch does not have"),
+        (DataProto(meta_info={"m": np.longdouble(1)}), "meta 'm' is a longdouble"),
+        (DataProto(meta_info={"m": np.ones(1, dtype=np.complex128)}), "meta 'm' is a tensor of dtype torch.complex128"),
+        (DataProto(meta_info={"m": torch.ones(1).to_sparse()}), "meta 'm' is a tensor of .* layout torch.sparse_coo"),
+        (DataProto(meta_info={"m": torch.ones(1, device="meta")}), "meta 'm' is a tensor of .* on meta: a file holds dense"),
+        (DataProto({"x": torch.ones(1, dtype=torch.complex128)}), "tensor column 'x' is a tensor of dtype torch.complex128"),
+        (DataProto({"j": ragged([[1]]).to(torch.complex128)}), "tensor column 'j' is a tensor of dtype torch.complex128"),
+        (DataProto({"x": torch.ones(1, device="meta")}), "tensor column 'x' is a tensor of .* on meta"),
+        (DataProto(non_tensor_batch={"o": ["a", CYCLIC]}), "object column 'o', row 1 is nested more than 100 deep, or contains"),
+        (DataProto(meta_info={"m": nested(100)}), "meta 'm' is nested more than 100 deep"),
+        (DataProto(meta_info={"m": {"k": 10**5000}}), r"meta 'm'\['k'\] is a int, of 16610 bits"),
     ],
 )
 def test_what_a_file_cannot_hold_is_named_and_nothing_is_written(data: DataProto, message: str, tmp_path: Path) -> None:
@@ -134,7 +165,7 @@ def test_files_that_are_no_batch_are_refused(tmp_path: Path) -> None:
         ("t1", torch.tensor([0, 1, 9]), r"jagged column 'j' has 3 values, but its offsets cover 0\.\.9"),
         ("t1", torch.tensor([0.0, 1.0, 3.0]), "offsets of jagged column 'j' are none"),
         ("t2", torch.tensor([1]), "holds no batch that this version can read"),
-        ("podium", torch.frombuffer(bytearray(b'{"version": 9}'), dtype=torch.uint8), "it is of format 9, this version reads 1"),
+        ("podium", torch.frombuffer(bytearray(b'{"version": 9}'), dtype=torch.uint8), "it is of format 9, this version reads 2"),
         ("podium", torch.frombuffer(bytearray(b"[]"), dtype=torch.uint8), "holds no batch"),
     ],
 )
@@ -147,6 +178,40 @@ def test_damaged_contents_are_refused(name: str, tensor: torch.Tensor, message: 
         del stored[names["t1"]]
     else:
         stored[names[name]] = tensor
-    save_file(stored, path)
+    save_file(stored, path, metadata={"sha256": disk._digest(stored)})  # as if it had been written so
     with pytest.raises(DataError, match=message):
         DataProto.load_from_disk(path)
+
+
+def test_no_byte_can_change_unseen(tmp_path: Path) -> None:
+    """A flipped bit in names, dtypes, shapes, values, JSON or digest: an error, or at least the very same batch."""
+    path = tmp_path / "batch"
+    tensors = {"j": ragged([[1], [2, 3]]), "x": torch.tensor([[0.5, 1.0], [2.0, 4.0]])}
+    saved = DataProto(tensors, {"o": ["a", {"b": torch.ones(2)}]}, {"step": 7})
+    saved.save_to_disk(path)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        try:
+            loaded = DataProto.load_from_disk(path)
+        except DataError:
+            continue
+        assert all(wire.equal(mine, theirs) for mine, theirs in zip(loaded._tables(), saved._tables(), strict=True)), place
+
+
+def test_a_changed_value_is_said_to_be_damage(tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    DataProto({"x": torch.tensor([0.5])}).save_to_disk(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(torch.tensor([0.5]).numpy().tobytes(), torch.tensor([0.25]).numpy().tobytes()))
+    with pytest.raises(DataError, match=r"batch is damaged: its contents have the SHA-256 \w{64}, but were written with \w{64}"):
+        DataProto.load_from_disk(path)
+    save_file(load_file(path), path)
+    with pytest.raises(DataError, match="the digest of its contents is missing"):
+        DataProto.load_from_disk(path)
+
+
+def test_lazily_negative_values_come_back(tmp_path: Path) -> None:
+    lazy = torch._neg_view(torch.tensor([1.0, 2.0]))
+    DataProto({"x": lazy}).save_to_disk(tmp_path / "batch")
+    assert DataProto.load_from_disk(tmp_path / "batch").batch["x"].tolist() == [-1.0, -2.0]
