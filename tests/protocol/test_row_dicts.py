@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from podium.errors import DataError
-from podium.protocol import DataProto, DataProtoItem
+from podium.protocol import DataProto, DataProtoItem, wire
 from tests.protocol.builders import FOUR, META, batch_of, lists_of
 
 # -- one row ------------------------------------------------------------------------------------------------------------
@@ -82,16 +82,82 @@ def test_columns_that_every_part_has_are_joined_as_ever() -> None:
         ([np.float32(1), np.float32(2)], torch.float32),
         ([np.int8(1), np.int8(2)], torch.int8),
         ([torch.tensor(1.0), torch.tensor(2.0)], torch.float32),
+        ([np.uint64(1), np.int64(-1)], torch.int64),
+        ([np.uint64(3), 4], torch.int64),
+        ([np.int8(1), np.int16(300)], torch.int16),
+        ([np.uint64(2**53), 0.5], torch.float64),
+        ([np.complex64(1), np.complex64(2)], torch.complex64),
     ],
 )
 def test_numbers_that_every_row_has_keep_their_type(values: list[Any], dtype: torch.dtype) -> None:
     column = DataProto.from_rows([{"n": value} for value in values]).batch["n"]
-    assert (column.dtype, column.shape, column.tolist()) == (dtype, (2,), [float(value) for value in values])
+    assert (column.dtype, column.shape, column.tolist()) == (dtype, (2,), [complex(value) for value in values])
 
 
-@pytest.mark.parametrize("values", [[True, 1], [2**63, 1], ["1", 1], [None, 1], [[1], [2]], [torch.ones(1), None]])
+@pytest.mark.parametrize(
+    "values",
+    [
+        *([True, 1], [2**63, 1], ["1", 1], [None, 1], [[1], [2]], [torch.ones(1), None], [1, torch.ones(1)]),
+        *([np.uint64(2**63 + 1), np.int64(-1)], [np.uint64(2**63 + 1), 1], [2**53 + 1, 0.5], [np.uint64(2**53 + 1), 0.5]),
+        *([np.timedelta64(1, "s"), np.timedelta64(2, "s")], [np.longdouble(1), np.longdouble(2)], [np.longdouble(1), 2.0]),
+    ],
+)
 def test_all_else_stays_objects(values: list[Any]) -> None:
     assert DataProto.from_rows([{"o": value} for value in values]).non_tensor_batch["o"].tolist() == values
+
+
+NUMBERS: list[list[Any]] = [
+    [1, 0, 0.5],
+    [0.5, 1, 0],
+    [True, False, 1],
+    [np.uint64(2**63 + 1), np.int64(-1), 1],
+    [np.uint64(7), np.int64(-1), 1],
+    [2**53 + 1, 0.5, 1],
+    [np.float32(0.5), 1, 2],
+    [1, torch.ones(2), torch.ones(1)],
+    [np.int8(1), np.int16(300), 70_000],
+]
+
+
+@pytest.mark.parametrize("values", NUMBERS, ids=str)
+@pytest.mark.parametrize("cuts", [(1, 1), (2, 2), (1, 2), (0, 1), (0, 0), (3, 3)])
+def test_numbers_of_several_workers_are_what_one_would_make_of_them(values: list[Any], cuts: tuple[int, int]) -> None:
+    """Also where some workers have no rows at all, and so no columns."""
+    rows = [{"r": value} for value in values]
+    whole = DataProto.from_rows(rows)
+    parts = [DataProto.from_rows(part) for part in (rows[: cuts[0]], rows[cuts[0] : cuts[1]], rows[cuts[1] :])]
+    joined = DataProto.concat(parts, missing="none")
+    assert (list(joined.batch), list(joined.non_tensor_batch)) == (list(whole.batch), list(whole.non_tensor_batch))
+    if whole.batch:
+        assert joined.batch["r"].dtype == whole.batch["r"].dtype
+        assert joined.batch["r"].tolist() == whole.batch["r"].tolist() == values
+    else:
+        found = joined.non_tensor_batch["r"].tolist()
+        assert all(wire.equal(mine, one) for mine, one in zip(found, values, strict=True))
+        assert [isinstance(value, bool) for value in found] == [isinstance(value, bool) for value in values]
+
+
+def test_a_worker_without_rows_decides_nothing() -> None:
+    tokens = [torch.tensor([1, 2]), torch.tensor([3])]
+    full = DataProto.from_rows([{"t": row, "s": row * 2, "n": 1.5, "o": "a"} for row in tokens])
+    floats = DataProto({"n": torch.zeros(0, dtype=torch.float32), "t": torch.zeros(0)}, {"s": []})
+    for parts in ([DataProto.from_rows([]), full], [full, DataProto()], [floats, full, DataProto.from_rows([])]):
+        joined = DataProto.concat(parts, missing="none")
+        assert (set(joined.batch), joined.non_tensor_batch["o"].tolist()) == ({"t", "s", "n"}, ["a", "a"])
+        assert (lists_of(joined.batch["t"]), joined.batch["n"].dtype, joined.batch["n"].tolist()) == (
+            [[1, 2], [3]],
+            torch.float64,
+            [1.5, 1.5],
+        )
+        assert (joined.batch["t"] + joined.batch["s"]).values().tolist() == [3, 6, 9]
+    none = DataProto.concat([DataProto.from_rows([]), full[:0]], missing="none")
+    assert (list(none.batch), len(none), none.batch["t"].dtype) == (["t", "s", "n"], 0, torch.int64)
+
+
+def test_joined_without_missing_none_types_must_agree() -> None:
+    parts = [DataProto.from_rows([{"r": 1}, {"r": 0}]), DataProto.from_rows([{"r": 0.5}])]
+    with pytest.raises(DataError, match=r"column 'r' differs between parts: int64\[2\], float64\[1\]"):
+        DataProto.concat(parts)
 
 
 def test_tensors_become_jagged_also_when_they_are_equally_long() -> None:
@@ -115,6 +181,19 @@ def test_tensors_become_jagged_also_when_they_are_equally_long() -> None:
         ([{"t": torch.ones(2)}, {"t": torch.ones(2, 2)}], [], r"'t': row 1 is float32\[2, 2\], but row 0 is float32\[2\]"),
         ([{"t": torch.ones(2)}], ["tt"], "no column 'tt'; did you mean 't'"),
         ([{"t": torch.ones(2)}, {}], ["t"], "column 't' is to be stacked, but is None in row 1"),
+        ([{"t": True}, {"t": 2}], ["t"], "column 't' is to be stacked, but is True in row 0"),
+        (
+            [{"t": torch.ones(2)}, {"t": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)}],
+            [],
+            r"column 't': row 1 is a nested tensor, but a row has a dense one: .* or list\(value.unbind\(\)\)",
+        ),
+        (
+            [{"t": torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged)}],
+            ["t"],
+            "column 't': row 0 is a nested tensor",
+        ),
+        ([{"t": torch.ones(2).to_sparse()}] * 2, [], "column 't': row 0 has layout torch.sparse_coo, .* use .to_dense"),
+        ([{"t": torch.ones(2)}, {"t": torch.ones(2, device="meta")}], [], "'t': row 1 is on meta, but row 0 is on cpu: move"),
     ],
 )
 def test_rows_that_do_not_fit_are_named(rows: list[Any], stack: list[str], message: str) -> None:

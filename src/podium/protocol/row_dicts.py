@@ -1,7 +1,8 @@
 """Rows as dicts: one row of a batch (`DataProtoItem`), and columns made of dicts whose keys may differ.
 
-What kind of column a key becomes is decided by its values and never by chance agreement: tensors of one dim or more become
-jagged even when all are equally long, so that two workers' batches always fit each other.
+What kind of column a key becomes is decided by its values and never by how long they happen to be: tensors of one dim or more
+become jagged even when all are equally long. Two workers' batches, joined with `missing="none"`, give what one worker would have
+made of all the rows: ints (int64) and floats (float64) become float64 there, too. `joined_numbers` is the rule, here and there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from podium.errors import DataError
@@ -20,6 +22,9 @@ from podium.protocol.columns import ObjectColumn, object_column, pick
 
 _NUMBERS = (bool, int, float, np.bool_, np.number)
 _INT64 = range(-(2**63), 2**63)
+_INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_DTYPES = frozenset([*_INTS, "bool", "float16", "float32", "float64", "complex64", "complex128"])
+"""What numpy and torch both have, by numpy's names."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +60,41 @@ def columns_of(rows: Sequence[Mapping[str, Any]], dense: Iterable[str]) -> tuple
     return tensors, objects
 
 
+def joined_numbers(values: Sequence[Any]) -> NDArray[Any] | None:
+    """[B] the numbers as one array; None where they are of no one kind, as bools and ints, or no type of torch holds them all.
+
+    Numbers of one type keep it. Of others it is the one that numpy gives them (float64 for ints and floats), but int64 for ints
+    alone, where it holds every one exactly: no value is ever changed.
+    """
+    are_bools = {isinstance(value, bool | np.bool_) for value in values}
+    if len(are_bools) > 1 or any(isinstance(value, int) and value not in _INT64 for value in values):
+        return None
+    array = np.asarray(values)
+    if array.dtype.name not in _DTYPES:
+        return None
+    if array.dtype.kind not in "fc":
+        return array
+    ints = [(row, int(value)) for row, value in enumerate(values) if isinstance(value, int | np.integer)]
+    if len(ints) == len(values) > 0:  # uint64 beside others
+        return np.array([value for _, value in ints]) if all(value in _INT64 for _, value in ints) else None
+    return array if all(array[row].item() == value for row, value in ints) else None  # numpy would compare rounded values
+
+
 def _column(key: str, values: Sequence[Any], stack: bool) -> Tensor | ObjectColumn:
     if all(isinstance(value, Tensor) for value in values):
         return _of_tensors(key, values, stack)
-    if all(isinstance(value, _NUMBERS) for value in values):
-        return _of_numbers(values)
+    numbers = joined_numbers(values) if all(isinstance(value, _NUMBERS) for value in values) else None
+    if numbers is not None:
+        return torch.from_numpy(numbers)
     if stack:
-        row = next(number for number, value in enumerate(values) if not isinstance(value, Tensor))
+        row = next((number for number, value in enumerate(values) if not isinstance(value, Tensor)), 0)
         raise DataError(f"column {key!r} is to be stacked, but is {values[row]!r} in row {row}")
     return object_column(values)
 
 
 def _of_tensors(key: str, values: Sequence[Tensor], stack: bool) -> Tensor:
+    for number, value in enumerate(values):
+        _check_plain(key, number, value, values[0])
     if not stack and values[0].dim():
         try:
             return jg.jagged_from_rows(values)
@@ -81,9 +109,18 @@ def _of_tensors(key: str, values: Sequence[Tensor], stack: bool) -> Tensor:
     return torch.stack(list(values))
 
 
-def _of_numbers(values: Sequence[Any]) -> Tensor | ObjectColumn:
-    """Numbers keep their type: bool, int64, float64 (also where ints and floats mix), or numpy's own. Others stay objects."""
-    are_bools = {isinstance(value, bool | np.bool_) for value in values}
-    if len(are_bools) > 1 or any(type(value) is int and value not in _INT64 for value in values):
-        return object_column(values)
-    return torch.from_numpy(np.asarray(values))
+def _check_plain(key: str, number: int, value: Tensor, first: Tensor) -> None:
+    """DataError for a tensor that cannot be joined with those of other rows."""
+    if jg.is_jagged(value):
+        raise DataError(
+            f"column {key!r}: row {number} is a nested tensor, but a row has a dense one: give its values and its lengths as "
+            "two keys, or list(value.unbind()), which stays an object"
+        )
+    if value.layout is not torch.strided:
+        raise DataError(
+            f"column {key!r}: row {number} has layout {value.layout}, and cannot be joined with others: use .to_dense()"
+        )
+    if value.device != first.device:
+        raise DataError(
+            f"column {key!r}: row {number} is on {value.device}, but row 0 is on {first.device}: move them to one device"
+        )

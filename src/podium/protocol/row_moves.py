@@ -15,7 +15,9 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import jagged as jg
 from podium.protocol import memory, wire
+from podium.protocol.arrays import written_as
 from podium.protocol.columns import ObjectColumn, as_objects, object_column, pick
+from podium.protocol.row_dicts import joined_numbers
 
 RaggedMove: TypeAlias = tuple[jg.ValueIndex, Tensor]
 """What a row operation does to a jagged column: which values to take, and the offsets of the result."""
@@ -142,18 +144,52 @@ def _check_alike(key: str, columns: Sequence[Tensor], values: Sequence[Tensor]) 
 def none_for_missing(
     tensors: Sequence[Mapping[str, Tensor]], objects: Sequence[Mapping[str, ObjectColumn]], counts: Sequence[int]
 ) -> tuple[list[dict[str, Tensor]], list[dict[str, ObjectColumn]]]:
-    """The parts' columns under the union of their names: what is not a tensor in every part is objects, None where missing."""
-    for number, (dense, held) in enumerate(zip(tensors, objects, strict=True)):
-        for key in dense.keys() & held.keys():
+    """The parts' columns under the union of their names: what is not a tensor in every part is objects, None where missing.
+
+    It is what one part of all the rows would have. So parts without rows decide nothing, and numbers of several types have the
+    type that `joined_numbers` finds, or are objects.
+    """
+    for number, (batch, rows) in enumerate(zip(tensors, objects, strict=True)):
+        for key in batch.keys() & rows.keys():
             raise DataError(f"concat: part {number} has a tensor column and an object column {key!r}; rename or pop one of them")
-    parts: list[dict[str, Tensor | ObjectColumn]] = [{**dense, **held} for dense, held in zip(tensors, objects, strict=True)]
-    names = dict.fromkeys(key for part in parts for key in part)
-    everywhere = [key for key in names if all(key in dense for dense in tensors)]
-    filled = [
-        {key: as_objects(part[key]) if key in part else object_column([None] * count) for key in names if key not in everywhere}
-        for part, count in zip(parts, counts, strict=True)
-    ]
-    return [{key: dense[key] for key in everywhere} for dense in tensors], filled
+    parts: list[dict[str, Tensor | ObjectColumn]] = [{**batch, **rows} for batch, rows in zip(tensors, objects, strict=True)]
+    with_rows = [number for number, count in enumerate(counts) if count]
+    dense: list[dict[str, Tensor]] = [{} for _ in parts]
+    held: list[dict[str, ObjectColumn]] = [{} for _ in parts]
+    for key in dict.fromkeys(key for part in parts for key in part):
+        deciding = with_rows or [number for number, part in enumerate(parts) if key in part]
+        columns = _as_tensors([parts[number].get(key) for number in deciding])
+        if columns:
+            given = dict(zip(deciding, columns, strict=True))
+            for number, batch in enumerate(dense):
+                batch[key] = given[number] if number in given else slice_tensors({key: columns[0]}, 0, 0)[key]
+        else:
+            for part, rows, count in zip(parts, held, counts, strict=True):
+                rows[key] = as_objects(part[key]) if key in part else object_column([None] * count)
+    return dense, held
+
+
+def _as_tensors(columns: Sequence[Tensor | ObjectColumn | None]) -> list[Tensor]:
+    """The columns of a key as tensors that can be joined where one part would have a tensor; none where it would have objects."""
+    found = [column for column in columns if isinstance(column, Tensor)]
+    if len(found) < len(columns):
+        return []
+    are_numbers = {not jg.is_jagged(column) and column.dim() == 1 for column in found}
+    if are_numbers == {True} and len({column.dtype for column in found}) > 1:
+        return _one_type(found)
+    return found if len(are_numbers) == 1 else []
+
+
+def _one_type(columns: Sequence[Tensor]) -> list[Tensor]:
+    """Columns of numbers [B], in the type that holds them all; none where there is no such type."""
+    if any(written_as(column.dtype)[1] is not column.dtype for column in columns):
+        return list(columns)  # which `concat_tensors` refuses: numpy has no numbers of their type
+    rows = [number for column in columns for number in column.detach().cpu().numpy()]
+    joined = joined_numbers(rows)
+    if joined is None:
+        return []
+    dtype = torch.from_numpy(joined).dtype
+    return [column.to(dtype) for column in columns]
 
 
 def unfold_table(batch: Mapping[str, Tensor], n: int, keys: Iterable[str] | None) -> dict[str, Tensor]:
