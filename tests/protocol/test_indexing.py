@@ -110,13 +110,52 @@ def test_each_row_has_a_repeat_count_of_its_own(rows: list[Row], draw: st.DataOb
         ([1, 2], r"4 rows need as many repeat counts, got shape \(2,\)"),
         ([[1], [1], [1], [1]], r"got shape \(4, 1\)"),
         ([1, 1, -2, 1], "row 2 cannot be repeated -2 times"),
-        ([1.0, 1.0, 1.0, 1.0], "repeat counts are integers, got torch.float32"),
-        ([True, True, True, True], "repeat counts are integers, got torch.bool"),
+        ([1.0, 1.0, 1.0, 1.0], "repeat counts are integers, got torch.float64: 1.0"),
+        ([1j, 1, 1, 1], "repeat counts are integers, got torch.complex128: 1j"),
+        ([True, True, True, True], "repeat counts are integers, got torch.bool: True"),
+        (["1", "1", "1", "1"], r"repeat counts are a list of integers, got \['1'"),
+        (np.array([1, 1, 1, 2**63], dtype=np.uint64), "repeat counts out of range: 9223372036854775808 is more than any"),
     ],
 )
 def test_wrong_repeat_counts_say_which(times: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         batch_of(FOUR).sample_level_repeat(times)
+
+
+# -- row numbers --------------------------------------------------------------------------------------------------------
+
+INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", ">i2", ">u8"]
+
+
+@pytest.mark.parametrize("dtype", INTS)
+def test_rows_are_taken_by_ints_of_every_width(dtype: str) -> None:
+    data = numbered(4)
+    numbers = np.array([2, 1, 2], dtype=dtype)
+    assert data.select_idxs(numbers).batch["x"].tolist() == [2, 1, 2]
+    assert data.sample_level_repeat(np.array([0, 2, 0, 1], dtype=dtype)).batch["x"].tolist() == [1, 1, 3]
+    assert data[numbers[:0]].batch["x"].tolist() == []
+    if numbers.dtype.isnative:
+        assert data[torch.from_numpy(numbers)].batch["x"].tolist() == [2, 1, 2]
+    if numbers.dtype.kind == "i":
+        assert data[-numbers].batch["x"].tolist() == [2, 3, 2]
+    for wrong in ([0, 4], [0, np.iinfo(dtype).max]):
+        with pytest.raises(DataError, match=f"out of range: .*{wrong[1]}"):
+            data[np.array(wrong, dtype=dtype)]
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (np.array([1j, 2]), "row numbers are integers, got torch.complex128: 1j"),
+        (torch.tensor([0.5, 1.0]), "row numbers are integers, got torch.float32: 0.5"),
+        (np.array([1, 2], dtype="m8[s]"), "a mask or a list of numbers, got array"),
+        (np.array([2**63], dtype=np.uint64), "row numbers out of range: 9223372036854775808 is more than any count of rows"),
+        ([2**64], r"a list of numbers, got \[18446744073709551616\]"),
+    ],
+)
+def test_what_are_no_row_numbers_is_said(index: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        numbered(4).select_idxs(index)
 
 
 # -- rows cut into pieces -----------------------------------------------------------------------------------------------

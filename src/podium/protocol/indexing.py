@@ -23,7 +23,7 @@ shorter mini-batch, none, or one filled up with copies of its last row, which `p
 
 def row_numbers(index: RowIndex, count: int) -> Tensor:
     """[B'] int64 on the CPU: the rows that a boolean mask [B] marks or that are given by number, negative ones from the end."""
-    rows = _tensor_of(index)
+    rows = _tensor_of("rows are chosen by a slice, a number, a mask or a list of numbers", index)
     if rows.dim() != 1:
         raise DataError(f"rows are chosen by a mask or a list of numbers, got shape {tuple(rows.shape)}")
     if rows.dtype == torch.bool:
@@ -32,22 +32,33 @@ def row_numbers(index: RowIndex, count: int) -> Tensor:
         return rows.nonzero().flatten()
     if rows.numel() == 0:
         return rows.to(torch.int64)
-    if rows.is_floating_point():
-        raise DataError(f"row numbers are integers, got {rows.dtype}")
+    rows = _int64("row numbers", rows)
     least, largest = (int(bound) for bound in torch.aminmax(rows))
     if least < -count or largest >= count:
         raise DataError(f"row number out of range: {least}..{largest} for {count} rows")
-    rows = rows.to(torch.int64)
     return rows % count if least < 0 else rows
 
 
-def _tensor_of(index: RowIndex) -> Tensor:
+def _int64(what: str, numbers: Tensor) -> Tensor:
+    """The numbers, ints of any width, as int64. DataError for others, with the first that is none."""
+    if numbers.dtype == torch.int64:
+        return numbers
+    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
+        raise DataError(f"{what} are integers, got {numbers.dtype}: {numbers[0].item()!r}")
+    wide = numbers.to(torch.int64)
+    if numbers.dtype == torch.uint64 and bool((wide < 0).any()):  # where 2**63 and above went
+        raise DataError(f"{what} out of range: {2**64 + int(wide[wide < 0].max())} is more than any count of rows")
+    return wide
+
+
+def _tensor_of(what: str, index: RowIndex) -> Tensor:
     if isinstance(index, Tensor):
         return index.cpu()
     try:
-        return torch.from_numpy(np.array(index, order="C"))  # a copy: torch cannot wrap read-only and reversed arrays
+        array = np.array(index, order="C")  # a copy: torch cannot wrap read-only and reversed arrays
+        return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     except (TypeError, ValueError) as exc:
-        raise DataError(f"rows are chosen by a slice, a number, a mask or a list of numbers, got {index!r}") from exc
+        raise DataError(f"{what}, got {index!r}") from exc
 
 
 def permutation(indices: RowIndex, count: int) -> Tensor:
@@ -60,14 +71,13 @@ def permutation(indices: RowIndex, count: int) -> Tensor:
 
 def repeated(times: Sequence[int] | Tensor | NDArray[Any], count: int) -> Tensor:
     """[B'] row numbers: row b as often as `times[b]` says. DataError names the row whose number cannot be."""
-    counts = torch.as_tensor(times)
+    counts = _tensor_of("repeat counts are a list of integers", times)
     if counts.dim() != 1 or len(counts) != count:
         raise DataError(f"{count} rows need as many repeat counts, got shape {tuple(counts.shape)}")
-    if (counts.is_floating_point() and len(counts)) or counts.dtype == torch.bool:
-        raise DataError(f"repeat counts are integers, got {counts.dtype}")
+    counts = _int64("repeat counts", counts) if count else counts.to(torch.int64)
     for row in (counts < 0).nonzero().flatten().tolist():
         raise DataError(f"row {row} cannot be repeated {int(counts[row])} times")
-    return torch.arange(count).repeat_interleave(counts.cpu().to(torch.int64))
+    return torch.arange(count).repeat_interleave(counts)
 
 
 def mini_batches(count: int, size: int, *, epochs: int, seed: int | None, last: LastBatch) -> Iterator[Tensor]:
