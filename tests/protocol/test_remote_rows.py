@@ -20,7 +20,7 @@ from podium.errors import DataError
 from podium.protocol import DataProto, object_column, wire
 from podium.protocol import jagged as jg
 from podium.protocol.bodies import IN_HEADER_BYTES, Body, Header, HeldBody, Read, chosen, parted
-from podium.protocol.kinds import Kind
+from podium.protocol.kinds import Kind, bytes_of_columns
 from podium.protocol.remote_rows import RemoteRows
 from tests.protocol.builders import ragged, ragged_last
 
@@ -422,9 +422,22 @@ def test_small_columns_come_with_the_header_jagged_and_large_ones_stay() -> None
     assert {*header.here.batch, *header.here.non_tensor_batch} == {"small", "short"}
     found = RemoteRows.of(header, HeldBody(body))
     same(found.get(["small", "large", "jagged", "short", "long"]), rows.select(None, ["short", "long"]))
-    sizes = found.column_bytes()
+    sizes = RemoteRows.of(header, Counted(body)).column_bytes()
     assert (sizes["large"], sizes["jagged"]) == (8 * (few + 2), 8)
     assert sizes["long"] >= IN_HEADER_BYTES
+    assert (found.column_bytes(), found.local_bytes()) == ({}, {**bytes_of_columns(header.here), **sizes})  # `HeldBody` is here
+
+
+def test_of_a_column_of_rows_here_and_elsewhere_each_part_counts_where_it_lies() -> None:
+    lengths = [1, 2, 3, 0, 2, 1]
+    away, _ = counted(lengths[:3], bodies=2)
+    joined = RemoteRows.concat([away, RemoteRows.held(rows_of(lengths[3:], first=3))])
+    sizes, here = joined.column_bytes(), joined.local_bytes()
+    assert (sizes["tokens"], here["tokens"]) == (6 * 8, 3 * 8)
+    assert ("tokens" in joined[3:].column_bytes(), joined[3:].local_bytes()["tokens"]) == (False, 3 * 8)
+    assert (joined[:3].column_bytes()["tokens"], "tokens" in joined[:3].local_bytes()) == (6 * 8, False)
+    mixed = joined[[4, 0, 4, 2]]
+    assert (mixed.column_bytes()["tokens"], mixed.local_bytes()["tokens"]) == (4 * 8, 4 * 8)
 
 
 def test_one_name_is_one_column() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,6 +54,11 @@ class Maker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def later(self, rows: DataProto) -> DataProto:
         return DataProto({"y": rows.batch["tokens"] * 2})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def wait_for(self, rows: DataProto, inside: object = None) -> int:
+        time.sleep(0.3)
+        return len(rows)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, by_reference=True, zero_copy=True)
     def look(self, rows: DataProto) -> DataProto:
@@ -182,6 +189,34 @@ def test_results_that_are_no_rows_and_failures(group: WorkerGroup[Any]) -> None:
         group.pair(made, made[:3])
     with pytest.raises(DataError, match="taken one by one"):
         list(made)
+
+
+def test_a_future_of_the_drivers_rows_never_changes() -> None:
+    mine = DataProto({"x": torch.tensor([1, 2])}, {"o": [["a"], ["b"]]}, {"step": [1]})
+    future = DataProtoFuture.of(mine)
+    mine.batch["x"].fill_(9)
+    mine.non_tensor_batch["o"][0].append("c")
+    mine.meta_info["step"].append(2)
+    found = future.get()
+    assert (found.batch["x"].tolist(), found.non_tensor_batch["o"].tolist()) == ([1, 2], [["a"], ["b"]])
+    assert found.meta_info == future.meta_info == {"step": [1]}
+
+
+def test_rows_that_nobody_else_has_are_not_copied() -> None:
+    returned = DataProto({"x": torch.tensor([1, 2])})
+    assert DataProtoFuture.owning(returned).value().landed().batch["x"].data_ptr() == returned.batch["x"].data_ptr()
+
+
+def test_a_future_of_rows_copies_to_itself_but_not_into_a_call(group: WorkerGroup[Any]) -> None:
+    made = group.make(rows(4))
+    assert copy.copy(made) is made
+    assert copy.deepcopy({"rows": [made]})["rows"][0] is made
+    named = DataProto({"x": torch.ones(4)}, {"future": [made] * 4})
+    for inside in ([made], {"rows": made}, ((made,),), named):
+        with pytest.raises(DispatchError, match=r"stays in the driver.*not inside a list or dict"):
+            group.whole(inside)
+        with pytest.raises(DispatchError, match=r"stays in the driver.*not inside a list or dict"):
+            group.wait_for(group.wait_for(rows(1)), inside)  # copied before it is sent: its first argument is not there yet
 
 
 def test_only_batch_modes_collect_by_reference() -> None:

@@ -249,7 +249,8 @@ def test_a_future_may_go_to_the_dispatch_function(maker: WorkerGroup[Maker], use
 
 def test_a_future_inside_a_list_is_refused(maker: WorkerGroup[Maker]):
     future = maker.make(rows(1, 2), 0.0)
-    for inside in ([future], {"rows": future}, [maker.square(2)], {"squares": maker.square(2)}):
+    named = DataProto({"x": torch.ones(1)}, {"future": [future]})
+    for inside in ([future], {"rows": future}, (((future,),),), named, [maker.square(2)], {"squares": maker.square(2)}):
         with pytest.raises(DispatchError, match=r"stays in the driver.*not inside a list or dict.*call \.get\(\) on it"):
             maker.echo(inside)
     for one in (future, maker.square(2)):

@@ -16,6 +16,7 @@ import torch
 from podium.protocol import DataProto, jagged_from_rows
 from podium.protocol.jagged import parts
 from podium.single_controller import (
+    DataProtoFuture,
     Dispatch,
     Init,
     ResourcePool,
@@ -38,6 +39,10 @@ def made_of(rows: DataProto) -> DataProto:
     tokens = jagged_from_rows([torch.arange(n % 4 + 1) for n in numbers])
     wide = torch.zeros(len(numbers), WIDE)
     return DataProto({"x": rows.batch["x"], "wide": wide, "tokens": tokens}, {"name": [f"row {n}" for n in numbers]})
+
+
+def labels(numbers: list[int]) -> list[str]:
+    return [f"{number:050000}" for number in numbers]
 
 
 WHOLE: DispatchPair = {"dispatch_fn": lambda group, rows: ((rows,), {}), "collect_fn": lambda group, outputs: outputs}
@@ -88,6 +93,11 @@ class Maker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, by_reference=True)
     def tell(self, rows: DataProto) -> DataProto:
         return DataProto({}, {"text": ["a" * 50_000 for _ in range(len(rows))]})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, by_reference=True)
+    def label(self, rows: DataProto) -> DataProto:
+        """Names that are too long for a header."""
+        return DataProto({"x": rows.batch["x"]}, {"uid": labels(rows.batch["x"].tolist())})
 
 
 @pytest.fixture(scope="module", params=["inline", "ray"])
@@ -215,6 +225,37 @@ def test_of_objects_it_is_an_estimate_wherever_they_lie(group: WorkerGroup[Any])
         told = group.tell(rows(8))
         told.get()
     assert table(traffic)["tell stayed"] == table(traffic)["driver fetched"] == {"text": 8 * 50_000}
+
+
+def test_a_column_that_joins_rows_is_read_by_the_driver_on_either_side(group: WorkerGroup[Any]) -> None:
+    made, other = group.label(rows(6)), group.label(rows(6)).rename("x", "y")[::-1]
+    with recorded_traffic() as traffic:
+        joined = made.union(other, on="uid")
+        assert joined.get(keys=["y"]).batch["y"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert table(traffic) == {"driver fetched": {"uid": (6 + 6) * 50_000}}
+    with recorded_traffic() as traffic:
+        made[:2].union(DataProto({"z": torch.arange(2)}, {"uid": labels([1, 0])}), on="uid")
+    assert table(traffic) == {"driver fetched": {"uid": 2 * 50_000}}
+    with recorded_traffic() as traffic:
+        group.make(rows(4))[:2].union(DataProto({"z": torch.arange(2)}, {"name": ["row 1", "row 0"]}), on="name")
+    assert "driver fetched" not in table(traffic)  # names that came with the header
+
+
+def test_the_drivers_rows_beside_others_are_sent(group: WorkerGroup[Any]) -> None:
+    made, mine = group.make(rows(6)), made_of(rows(4))
+    with recorded_traffic() as traffic:
+        joined = DataProtoFuture.concat([made, mine]).select(["tokens"], [], [])
+        weights = group.weigh(joined).batch["bytes"]
+        group.weigh(joined[6:])
+        joined.get()
+        joined[7:].get()
+    assert table(traffic) == {
+        "weigh read": {"tokens": 104},
+        "weigh sent": {"tokens": 2 * (1 + 2 + 3 + 4) * 8},
+        "weigh returned": {"bytes": (10 + 4) * 4},
+        "driver fetched": {"tokens": 104},
+    }
+    assert sum(part[0].item() for part in weights.tensor_split(4)) == 104 + (1 + 2 + 3 + 4) * 8
 
 
 def test_only_what_is_called_in_the_block_counts(group: WorkerGroup[Any]) -> None:

@@ -104,12 +104,27 @@ class RemoteRows:
         raise DataError(f"column {key!r} is not jagged: its rows have no lengths of their own")
 
     def column_bytes(self) -> dict[str, int]:
-        """How many bytes these rows have of each column that lies elsewhere; of objects, about how many."""
-        return {key: self._bytes(away) for key, away in self._away.items()}
+        """How many bytes these rows have of each column that lies elsewhere; of objects, about how many.
+
+        Of a column that joins rows of this process to others, without the bytes that are here.
+        """
+        sizes, here = {key: self._bytes(away) for key, away in self._away.items()}, self._held_bytes()
+        return {key: size - here.get(key, 0) for key, size in sizes.items() if key not in here or here[key] < size}
 
     def local_bytes(self) -> dict[str, int]:
-        """How many bytes each column has that is here."""
-        return bytes_of_columns(self._only_local())
+        """How many bytes each column has that are here: all, or those of this process's rows."""
+        return bytes_of_columns(self._only_local()) | self._held_bytes()
+
+    def _held_bytes(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for key, away in self._away.items():
+            source, numbers = self._sources[away.numbers], self._here.batch[away.numbers]
+            held = [place for place, body in enumerate(source.bodies) if isinstance(body, HeldBody)]
+            if held:
+                rows = torch.isin(source.owners(numbers), torch.tensor(held))
+                values = int(rows.sum() if away.lengths is None else self._here.batch[away.lengths][rows].sum())
+                found |= {key: values * away.kind.value_bytes} if values else {}
+        return found
 
     def is_padding_enabled(self) -> bool:
         return self._here.is_padding_enabled()

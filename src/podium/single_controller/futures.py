@@ -7,15 +7,18 @@ call is sent when their values are there. Those of rows are in `row_futures`.
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from podium.errors import CallTimeoutError, DataError
 
 R = TypeVar("R")
+
+_as_sent: ContextVar[bool] = ContextVar("podium_as_sent", default=False)
 
 
 class Pending(Protocol):
@@ -204,6 +207,21 @@ class FutureList(list[Any], Generic[R]):
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         return _awaitable(self.get).__await__()
+
+
+def copied_as_sent(value: R, memo: dict[int, Any] | None = None) -> R:
+    """A deep copy of what is sent to ranks: futures in it, which stay in the driver, refuse, but for those in the memo."""
+    token = _as_sent.set(True)
+    try:
+        return copy.deepcopy(value, memo)
+    finally:
+        _as_sent.reset(token)
+
+
+def check_is_not_sent() -> None:
+    """DataError where a future is being copied in order to be sent."""
+    if _as_sent.get():
+        raise _stays_in_the_driver()
 
 
 def _stays_in_the_driver() -> DataError:

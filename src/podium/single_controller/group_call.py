@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 from podium.errors import DataError, DispatchError
 from podium.single_controller.crew import Crew
 from podium.single_controller.dispatch import TRIMMED, Copy, Ranks, SentArguments, collect, dispatch, route_of
-from podium.single_controller.futures import FutureList, GroupFuture, Settling, is_future
+from podium.single_controller.futures import FutureList, GroupFuture, Settling, copied_as_sent, is_future
 from podium.single_controller.mesh import Mesh
 from podium.single_controller.modes import BatchMode, Execute, ListMode
 from podium.single_controller.outbox import Deferred
@@ -91,7 +90,7 @@ class Invocation:
         self._group.crew.admit(self._method.full_name)
         self._group.crew.wait_for_deferred()
         result = self._collect(self._send_now().finish())
-        return DataProtoFuture.of(result) if self._method.registration.by_reference else result
+        return DataProtoFuture.owning(result) if self._method.registration.by_reference else result
 
     def future(self) -> GroupFuture[Any] | FutureList[Any]:
         """Send and return what stands for the result.
@@ -128,7 +127,7 @@ class Invocation:
         """What the ranks get is what was passed, whatever the caller writes into it from here on."""
         futures = {id(value): value for value in (*self._args, *self._kwargs.values()) if is_future(value)}
         try:
-            self._args, self._kwargs = copy.deepcopy((self._args, self._kwargs), futures)
+            self._args, self._kwargs = copied_as_sent((self._args, self._kwargs), futures)
         except DataError as error:  # a future that is not an argument itself
             raise self._named(error) from error
         except (TypeError, RuntimeError) as error:

@@ -13,11 +13,10 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import DataProto
 from podium.protocol.indexing import LastBatch, RowIndex
-from podium.protocol.kinds import bytes_of_columns
 from podium.protocol.merging import MetaPolicy
 from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import as_proto, is_rows
-from podium.single_controller.futures import GroupFuture, Settled
+from podium.single_controller.futures import GroupFuture, Settled, check_is_not_sent
 from podium.single_controller.traffic import DRIVER, recording
 
 
@@ -31,7 +30,12 @@ class DataProtoFuture(GroupFuture[Any]):
 
     @classmethod
     def of(cls, result: Any) -> Self:
-        """Of what is there: rows of this process, `RemoteRows`, or what a call returned that is no rows."""
+        """Of what is there: rows of this process, which are copied, `RemoteRows`, or what a call returned that is no rows."""
+        return cls.owning(result.clone() if isinstance(result, DataProto) else result)
+
+    @classmethod
+    def owning(cls, result: Any) -> Self:
+        """`of` for what nobody else has, and so nobody changes: rows of this process are not copied."""
         return cls(Settled(RemoteRows.held(result) if isinstance(result, DataProto) else result))
 
     def get(self, timeout: float | None = None, *, keys: Iterable[str] | None = None) -> Any:
@@ -45,8 +49,7 @@ class DataProtoFuture(GroupFuture[Any]):
             return value
         found = value.get()
         if (traffic := recording()) is not None:
-            sizes = bytes_of_columns(as_proto(found))
-            traffic.add(DRIVER, "fetched", {key: sizes[key] for key in value.column_bytes()})
+            traffic.add(DRIVER, "fetched", value.column_bytes())
         return found
 
     def value(self, timeout: float | None = None) -> Any:
@@ -134,7 +137,19 @@ class DataProtoFuture(GroupFuture[Any]):
 
     def union(self, other: DataProto | DataProtoFuture, *, on: str | None = None) -> Self:
         """These columns and the other's, values of this process or of another call's result; see `RemoteRows.union`."""
-        return self.of(self._rows().union(_rows_of(other), on=on))
+        mine, theirs = self._rows(), _rows_of(other)
+        joined = mine.union(theirs, on=on)
+        if on is not None and (traffic := recording()) is not None:  # it is read here, wherever it lies
+            for rows in (mine, theirs):
+                traffic.add(DRIVER, "fetched", {key: size for key, size in rows.column_bytes().items() if key == on})
+        return self.of(joined)
+
+    def __copy__(self) -> Self:
+        return self  # it never changes
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Self:
+        check_is_not_sent()
+        return self
 
     def __repr__(self) -> str:
         shown = repr(self.value()) if self.done() else "running"

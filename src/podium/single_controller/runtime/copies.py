@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from podium.single_controller.futures import copied_as_sent
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ def detached_copy(value: T) -> T:
     Parameters stay parameters. Raises what `copy.deepcopy` raises.
     """
     with _Detached():
-        return copy.deepcopy(value)
+        return copied_as_sent(value)
 
 
 def detached(value: Any) -> Any:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from podium.errors import DispatchError, UnsupportedByRuntime, WorkerError
-from podium.protocol.bodies import HeldBody
+from podium.protocol import DataProto
+from podium.protocol.bodies import HeldBody, Read
 from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import parted_result
 from podium.single_controller.context import RankContext
@@ -106,7 +110,17 @@ def _answer(result: Any, reply: Reply, *, zero_copy: bool) -> Any:
     if found is None:
         return _shared(result) if zero_copy else detached_copy(result)
     header, body = found
-    return RemoteRows.of(header, HeldBody(body))
+    return RemoteRows.of(header, RankBody(body))
+
+
+@dataclass(frozen=True)
+class RankBody:
+    """What a rank has made: it lies in this process, and is the rank's all the same, as if it lay elsewhere."""
+
+    rows: DataProto
+
+    def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
+        return HeldBody(self.rows).begin(keys, rows)
 
 
 class InlineReference:
