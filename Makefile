@@ -14,10 +14,10 @@ EXTRAS := ray,tasks,tensorboard,plot,parquet,dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv venv-bench venv-verl smollm2 demo test check lint layers types doctests slow bench clean
+.PHONY: help venv venv-bench venv-verl smollm2 demo test check lint layers types doctests slow test-tensordict-010 bench clean
 
 help: ## This list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
 	@echo '  Options: PYTHON=python3.11  TORCH_INDEX=URL  ARGS="key=value ..."'
 
 venv: $(STAMP) ## Make or refresh .venv (every other target does so by itself)
@@ -56,6 +56,16 @@ doctests: $(STAMP)
 slow: $(STAMP) ## The slow tests: whole runs, kills, leaks, properties at length
 	$(BIN)/python -m pytest -m slow --hypothesis-profile=long $(ARGS)
 
+# In front of the tensordict of .venv, whose dependencies do for both.
+OLD_TENSORDICT := .tensordict-0.10
+$(OLD_TENSORDICT)/.installed: | $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(OLD_TENSORDICT) tensordict==0.10.0
+	@touch $@
+
+test-tensordict-010: $(OLD_TENSORDICT)/.installed ## The tests of TensorDicts with tensordict 0.10, the oldest that Podium takes
+	PYTHONPATH="$(OLD_TENSORDICT)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -c 'import sys, tensordict as t; t.__version__ == "0.10.0" or sys.exit(f"error: not tensordict 0.10.0, but {t.__version__} of {t.__file__}")'
+	PYTHONPATH="$(OLD_TENSORDICT)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest tests/protocol/test_tensordict_ops.py tests/protocol/test_row_kinds.py $(ARGS)
+
 bench: $(STAMP) ## Every benchmarks/*.py at its quick setting
 	@found=no; for file in benchmarks/[!_]*.py; do \
 	  [ -e "$$file" ] || continue; found=yes; \
@@ -92,5 +102,5 @@ venv-verl: .venv-verl/.installed ## Make .venv-verl, with verl's single controll
 	@touch $@
 
 clean: ## Remove .venv, caches and build products (never runs/)
-	rm -rf $(VENV) .venv-bench .venv-verl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-bench .venv-verl $(OLD_TENSORDICT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
