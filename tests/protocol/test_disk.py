@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from safetensors.torch import load_file, save_file
 
 from podium.errors import DataError
-from podium.protocol import AUTO_PADDING_KEY, DataProto, disk, wire
+from podium.protocol import AUTO_PADDING_KEY, DataProto, disk, equality
 from tests.protocol.builders import FOUR, ROWS, Row, batch_of, check, ragged
 
 
@@ -46,7 +46,7 @@ def test_every_kind_of_value_comes_back_equal(tmp_path: Path) -> None:
     loaded = DataProto.load_from_disk(str(tmp_path / "made" / "batch"))
     for mine, theirs in zip(loaded._tables(), data._tables(), strict=True):
         assert list(mine) == list(theirs)
-        assert all(wire.equal(mine[key], theirs[key]) for key in mine)
+        assert all(equality.equal(mine[key], theirs[key]) for key in mine)
     assert loaded.meta_info[AUTO_PADDING_KEY] is True
     assert type(loaded.non_tensor_batch["o"][0]["list"][4]) is bool
     assert [type(number) for number in loaded.meta_info["numpy"]] == [np.float32, np.bool_, np.uint64]
@@ -196,7 +196,7 @@ def test_no_byte_can_change_unseen(tmp_path: Path) -> None:
             loaded = DataProto.load_from_disk(path)
         except DataError:
             continue
-        assert all(wire.equal(mine, theirs) for mine, theirs in zip(loaded._tables(), saved._tables(), strict=True)), place
+        assert all(equality.equal(mine, theirs) for mine, theirs in zip(loaded._tables(), saved._tables(), strict=True)), place
 
 
 def test_a_changed_value_is_said_to_be_damage(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from podium.errors import DataError
-from podium.protocol import DataProto, object_column, wire
+from podium.protocol import DataProto, equality, object_column
 from podium.protocol import jagged as jg
 from podium.protocol.bodies import IN_HEADER_BYTES, Body, Header, HeldBody, Read, chosen, parted
 from podium.protocol.kinds import Kind, bytes_of_columns
@@ -558,7 +558,7 @@ def check(pair: Pair) -> None:
     remote, plain = pair.remote, pair.plain
     assert len(remote) == len(plain)
     assert remote.column_names() == {*plain.batch, *plain.non_tensor_batch}
-    assert wire.equal(remote.meta_info, plain.meta_info)
+    assert equality.equal(remote.meta_info, plain.meta_info)
     assert remote.is_padding_enabled() == plain.is_padding_enabled()
     assert remote.padding_mask.tolist() == plain.padding_mask.tolist()
     for key, column in plain.batch.items():
@@ -586,7 +586,7 @@ def same(found: DataProto, expected: DataProto) -> None:
             assert torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)), key
     for key, held in expected.non_tensor_batch.items():
         assert repr(found.non_tensor_batch[key].tolist()) == repr(held.tolist())
-    assert wire.equal(found.meta_info, expected.meta_info)
+    assert equality.equal(found.meta_info, expected.meta_info)
     multiply(found)
 
 

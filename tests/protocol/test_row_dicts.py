@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from podium.errors import DataError
-from podium.protocol import DataProto, DataProtoItem, wire
+from podium.protocol import DataProto, DataProtoItem, equality
 from tests.protocol.builders import FOUR, META, batch_of, lists_of
 
 # -- one row ------------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_numbers_of_several_workers_are_what_one_would_make_of_them(values: list
         assert joined.batch["r"].tolist() == whole.batch["r"].tolist() == values
     else:
         found = joined.non_tensor_batch["r"].tolist()
-        assert all(wire.equal(mine, one) for mine, one in zip(found, values, strict=True))
+        assert all(equality.equal(mine, one) for mine, one in zip(found, values, strict=True))
         assert [isinstance(value, bool) for value in found] == [isinstance(value, bool) for value in values]
 
 

@@ -21,11 +21,11 @@ from podium.protocol import (
     DataProto,
     column_names,
     concat_rows,
+    equality,
     is_rows,
     num_rows,
     object_column,
     partition_rows,
-    wire,
 )
 from podium.protocol.jagged import jagged
 from podium.protocol.rows import drop_last, is_padding_enabled, partition_padded
@@ -165,12 +165,12 @@ def test_each_kind_of_entry_has_its_place() -> None:
     )
     data = DataProto.from_tensordict(source)
     assert (list(data.batch), data.non_tensor_batch["objects"].tolist()) == (["dense", "jagged"], objects)
-    assert wire.equal(data.meta_info, meta)
+    assert equality.equal(data.meta_info, meta)
     assert data.batch["dense"] is source["dense"]
     target = data.to_tensordict()
     assert isinstance(target.get("objects"), NonTensorStack)
     assert target.get("objects").tolist() == objects
-    assert wire.equal({key: target.get(key).data for key in meta}, meta)
+    assert equality.equal({key: target.get(key).data for key in meta}, meta)
     assert target["jagged"] is source["jagged"]
 
 

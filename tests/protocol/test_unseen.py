@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from podium.errors import DataError
-from podium.protocol import DataProto, jagged_from_rows, memory, wire
+from podium.protocol import DataProto, equality, jagged_from_rows, memory
 from podium.protocol.data_proto import cut_for_call, packed_if_small
 from podium.protocol.jagged import parts
 from podium.protocol.rows import partition_rows
@@ -44,7 +44,7 @@ def unseen_of(rows: DataProto) -> object:
 
 
 def same(left: DataProto, right: DataProto) -> bool:
-    return list(left.batch) == list(right.batch) and wire.equal(left.batch, right.batch) and left.meta_info == right.meta_info
+    return list(left.batch) == list(right.batch) and equality.equal(left.batch, right.batch) and left.meta_info == right.meta_info
 
 
 @pytest.mark.parametrize("jagged", [False, True])
@@ -376,8 +376,8 @@ def test_columns_from_a_device_are_not_copied_to_find_out_that_they_are_large(mo
 
 def test_float8_columns_are_compared():
     data = DataProto({"x": torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn)})
-    assert wire.equal(data.batch["x"], sent(data).batch["x"])
-    assert not wire.equal(data.batch["x"], torch.zeros(2).to(torch.float8_e4m3fn))
+    assert equality.equal(data.batch["x"], sent(data).batch["x"])
+    assert not equality.equal(data.batch["x"], torch.zeros(2).to(torch.float8_e4m3fn))
 
 
 @pytest.mark.parametrize("objects", [None, {"name": ["a"] * 4096}])

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 
 from podium.errors import DataError
-from podium.protocol import DataProto, wire
+from podium.protocol import DataProto, equality, wire
 from podium.protocol.arrays import arrays_of
 from podium.protocol.data_proto import rows_of
 from podium.protocol.jagged import jagged, parts
@@ -70,7 +70,7 @@ def _assert_equal(received: DataProto, sent: DataProto) -> None:
     assert len(received) == len(sent)
     for mine, theirs in zip(received._tables(), sent._tables(), strict=True):
         assert list(mine) == list(theirs)
-        assert all(wire.equal(mine[key], theirs[key]) for key in mine)
+        assert all(equality.equal(mine[key], theirs[key]) for key in mine)
 
 
 @pytest.mark.parametrize("kind", list(_every_kind()))

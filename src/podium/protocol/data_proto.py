@@ -24,7 +24,7 @@ from torch import Tensor
 
 from podium.errors import ChunkError, DataError
 from podium.protocol import columns as col
-from podium.protocol import disk, indexing, joining, memory, merging, row_dicts, unseen, wire
+from podium.protocol import disk, equality, indexing, joining, memory, merging, row_dicts, unseen, wire
 from podium.protocol import jagged as jg
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
@@ -141,7 +141,8 @@ class DataProto:
         """One dict per row; the columns are the union of their keys, None where a row lacks one.
 
         Keys that every row has become tensor columns where all values are numbers ([B], of their own type) or tensors: jagged
-        ones, also where all are equally long, or [B, ...] for 0-d tensors and the keys in `stack`. All else is objects.
+        ones, also where all are equally long, or [B, ...] for 0-d tensors and the keys in `stack`. All else is objects, and so
+        are numbers that no type holds without changing one; ints beside floats are float64.
         """
         return cls(*row_dicts.columns_of(rows, stack), meta_info)
 
@@ -298,7 +299,9 @@ class DataProto:
     ) -> Self:
         """The rows of all parts, in order. Every part must have the same columns, of the same dtype and kind.
 
-        With `missing="none"` a column that some part lacks, or has as objects, becomes objects, None where it is missing.
+        With `missing="none"` they become what one worker would have made of all rows: a column that some part lacks, or has as
+        objects, becomes objects, None where it is missing, numbers get a type that holds them all, and parts without rows decide
+        nothing.
         Meta may be missing in some parts. How it merges: `meta_policies` overrules what the parts declare; a `Mergeable` value
         merges itself; any other must be equal.
         """
@@ -447,7 +450,7 @@ class DataProto:
         return rows_of, (packed, self.meta_info, objects) if objects else (packed, self.meta_info)
 
     def __repr__(self) -> str:
-        columns = [f"{key}: {wire.describe(column)}" for key, column in self.batch.items()]
+        columns = [f"{key}: {equality.describe(column)}" for key, column in self.batch.items()]
         columns += [f"{key}: objects" for key in self.non_tensor_batch]
         return f"{type(self).__name__}({len(self)} rows; {', '.join(columns)}; meta: {', '.join(self.meta_info) or 'none'})"
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from podium.errors import DataError
+from podium.protocol import equality, merging
 from podium.protocol import jagged as jg
-from podium.protocol import merging, wire
 from podium.protocol.columns import ObjectColumn, as_objects, pick
 from podium.protocol.meta import META_POLICIES_KEY, copy_meta
 
@@ -35,7 +35,7 @@ def join_tables(mine: Tables, theirs: Tables) -> tuple[dict[str, Any], dict[str,
 
 def _check_equal(what: str, mine: Any, theirs: Any) -> None:
     try:
-        if wire.equal(mine, theirs):
+        if equality.equal(mine, theirs):
             return
     except DataError as exc:
         raise DataError(
@@ -45,10 +45,10 @@ def _check_equal(what: str, mine: Any, theirs: Any) -> None:
 
 
 def _incomparable_row(mine: Any, theirs: Any) -> str:
-    """Which row of two object columns it is that `wire.equal` does not compare, for its error."""
+    """Which row of two object columns it is that `equality.equal` does not compare, for its error."""
     for row, pair in enumerate(zip(mine, theirs, strict=True)) if isinstance(mine, np.ndarray) else ():
         try:
-            wire.equal(*pair)
+            equality.equal(*pair)
         except DataError:
             return f"row {row}: "
     return ""
@@ -90,23 +90,23 @@ def difference(mine: Any, theirs: Any) -> str:
     """Where two columns or meta values that are not equal differ first, and both values there, for an error."""
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
         if mine.dim() == 0 or _row_kind(mine) != _row_kind(theirs):
-            return f"{wire.short(mine)} and {wire.short(theirs)}"
+            return f"{equality.short(mine)} and {equality.short(theirs)}"
         mine, theirs = ([jg.row_of(column, row) for row in range(jg.num_rows(column))] for column in (mine, theirs))
     elif not (isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.shape == theirs.shape and mine.ndim):
-        return f"{wire.short(mine)} and {wire.short(theirs)}"
+        return f"{equality.short(mine)} and {equality.short(theirs)}"
     for row, pair in enumerate(zip(mine, theirs, strict=True)):
-        if not wire.equal(*pair):
+        if not equality.equal(*pair):
             return f"row {row}{_within(*pair)}"
-    return f"{wire.short(mine)} and {wire.short(theirs)}"
+    return f"{equality.short(mine)} and {equality.short(theirs)}"
 
 
 def _within(mine: Any, theirs: Any) -> str:
     """Two rows that differ; of long tensors the first element that does."""
-    if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and mine.shape == theirs.shape and mine.numel() > wire.FEW:
+    if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and mine.shape == theirs.shape and mine.numel() > equality.FEW:
         same = (mine == theirs) | ((mine != mine) & (theirs != theirs))
         place = tuple((~same).nonzero()[0].tolist())
         return f", element {list(place)}: {mine[place].item()} and {theirs[place].item()}"
-    return f": {wire.short(mine)} and {wire.short(theirs)}"
+    return f": {equality.short(mine)} and {equality.short(theirs)}"
 
 
 def _row_kind(column: Tensor) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from podium.errors import DataError, nearest
-from podium.protocol import wire
+from podium.protocol import equality
 from podium.protocol.meta import IMMUTABLE, META_POLICIES_KEY, PADDING_OF_KEY, PADDING_ROWS_KEY, mark_padding
 
 MetaPolicy: TypeAlias = Literal["equal", "first", "list", "sum", "min", "max", "weighted_mean"]
@@ -141,12 +141,12 @@ def _equal(key: str, found: Sequence[_Found]) -> Any:
     number, first, _ = found[0]
     for other, value, _ in found[1:]:
         try:
-            is_equal = wire.equal(first, value)
+            is_equal = equality.equal(first, value)
         except DataError as exc:
             raise DataError(f"concat: meta {key!r}, parts {number} and {other}: {exc}; {_declare(key)}") from exc
         if not is_equal:
             raise DataError(
-                f"concat: meta {key!r} is {wire.short(first)} in part {number} but {wire.short(value)} in part {other}; "
+                f"concat: meta {key!r} is {equality.short(first)} in part {number} but {equality.short(value)} in part {other}; "
                 f"{_declare(key)}"
             )
     return _copied(first)

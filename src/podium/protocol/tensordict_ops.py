@@ -17,8 +17,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
 from podium.errors import DataError
+from podium.protocol import equality, row_moves
 from podium.protocol import jagged as jg
-from podium.protocol import row_moves, wire
 from podium.protocol.columns import pick
 from podium.protocol.data_proto import DataProto
 from podium.protocol.indexing import LastBatch, RowIndex
@@ -206,8 +206,8 @@ def assert_tensordict_eq(mine: TensorDict, theirs: TensorDict) -> None:
         raise AssertionError(f"entries differ: {sorted(left)} and {sorted(right)}")
     for key, value in left.items():
         try:
-            is_equal = wire.equal(value, right[key])
+            is_equal = equality.equal(value, right[key])
         except DataError as exc:
             raise AssertionError(f"entry {key!r}: {exc}") from exc
         if not is_equal:
-            raise AssertionError(f"entry {key!r} differs: {wire.short(value)} and {wire.short(right[key])}")
+            raise AssertionError(f"entry {key!r} differs: {equality.short(value)} and {equality.short(right[key])}")
