@@ -520,7 +520,9 @@ def test_names_are_never_changed_in_some_parts_only() -> None:
     with pytest.raises(DataError, match="differs between parts: int64"):
         RemoteRows.concat([one, other])
     more = RemoteRows.of(*_as_source("more")).rename("more", "tokens")
-    with pytest.raises(DataError, match="'tokens' was renamed in some parts only, and is called 'tokens', 'more' where it lies"):
+    with pytest.raises(
+        DataError, match="'tokens' is called 'tokens', 'more' where the parts lie, and must be called the same there"
+    ):
         RemoteRows.concat([one, more])
     twice = rows.union(rows.select(["tokens"], [], []).rename("tokens", "again"))
     here = RemoteRows.held(twice.get())  # in the other part both have one name where they lie

@@ -473,7 +473,8 @@ def _joined_column(key: str, numbers: str, lengths: str | None, columns: Sequenc
     if len({column.name for column in columns}) > 1:
         names = ", ".join(repr(column.name) for column in columns)
         raise DataError(
-            f"concat: column {key!r} was renamed in some parts only, and is called {names} where it lies: rename after"
+            f"concat: column {key!r} is called {names} where the parts lie, and must be called the same there: rename after the "
+            "concat, let the methods that make it agree on a name, or read the rows first by get()"
         )
     return Away(numbers, lengths, columns[0].name, kind)
 
