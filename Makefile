@@ -56,7 +56,7 @@ doctests: $(STAMP)
 slow: $(STAMP) ## The slow tests: whole runs, kills, leaks, properties at length
 	$(BIN)/python -m pytest -m slow --hypothesis-profile=long $(ARGS)
 
-# In front of the tensordict of .venv, whose dependencies do for both.
+# Goes on PYTHONPATH in front of .venv's tensordict; the dependencies that are in .venv do for both.
 OLD_TENSORDICT := .tensordict-0.10
 $(OLD_TENSORDICT)/.installed: | $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(OLD_TENSORDICT) tensordict==0.10.0

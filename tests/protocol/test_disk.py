@@ -97,15 +97,18 @@ class Custom:
     [
         (
             DataProto(non_tensor_batch={"o": ["a", Custom()]}),
-            r"object column 'o', row 1 is a Custom, Custom\(\): a file holds",
+            r"object column 'o', row 1 is of type Custom, Custom\(\): a file holds",
         ),
-        (DataProto(non_tensor_batch={"o": [{"k": [1, {2}]}]}), r"object column 'o', row 0\['k'\], item 1 is a set"),
+        (DataProto(non_tensor_batch={"o": [{"k": [1, {2}]}]}), r"object column 'o', row 0\['k'\], item 1 is of type set"),
         (DataProto(non_tensor_batch={"o": [{1: 2}]}), r"object column 'o', row 0: key 1 cannot be stored; keys are strings"),
         (DataProto(non_tensor_batch={"o": [{"$tensor": "t0"}]}), r"row 0: key '\$tensor' cannot be stored"),
-        (DataProto(meta_info={"m": np.array([object()])}), "meta 'm' is a ndarray"),
-        (DataProto(meta_info={"m": np.datetime64("2026-01-01")}), "meta 'm' is a datetime64"),
-        (DataProto(meta_info={"m": Path("x")}), "meta 'm' is a PosixPath"),
-        (DataProto(meta_info={1: "a", "1": "b"}), "meta 1 cannot be stored: its name is a int, and a file has text for names"),
+        (DataProto(meta_info={"m": np.array([object()])}), "meta 'm' is of type ndarray"),
+        (DataProto(meta_info={"m": np.datetime64("2026-01-01")}), "meta 'm' is of type datetime64"),
+        (DataProto(meta_info={"m": Path("x")}), "meta 'm' is of type PosixPath"),
+        (
+            DataProto(meta_info={1: "a", "1": "b"}),
+            "meta 1 cannot be stored: its name is of type int, and a file has text",
+        ),
         (DataProto(meta_info={None: 1}), "meta None cannot be stored"),
         (DataProto(meta_info={True: 1}), "meta True cannot be stored"),
         (DataProto(meta_info={(1, 2): 1}), r"meta \(1, 2\) cannot be stored"),
@@ -113,7 +116,7 @@ class Custom:
         (DataProto({(1, 2): torch.ones(1)}), r"tensor column \(1, 2\) cannot be stored"),
         (DataProto(meta_info={"m": [np.ones(1, dtype=np.longdouble)]}), "meta 'm', item 0 is an array of dtype '<f16'"),
         (DataProto(meta_info={"m": np.ones(1, dtype=">f8")}), "meta 'm' is an array of dtype '>f8', which torch does not have"),
-        (DataProto(meta_info={"m": np.longdouble(1)}), "meta 'm' is a longdouble"),
+        (DataProto(meta_info={"m": np.longdouble(1)}), "meta 'm' is of type longdouble"),
         (DataProto(meta_info={"m": np.ones(1, dtype=np.complex128)}), "meta 'm' is a tensor of dtype torch.complex128"),
         (DataProto(meta_info={"m": torch.ones(1).to_sparse()}), "meta 'm' is a tensor of .* layout torch.sparse_coo"),
         (DataProto(meta_info={"m": torch.ones(1, device="meta")}), "meta 'm' is a tensor of .* on meta: a file holds dense"),
@@ -122,7 +125,7 @@ class Custom:
         (DataProto({"x": torch.ones(1, device="meta")}), "tensor column 'x' is a tensor of .* on meta"),
         (DataProto(non_tensor_batch={"o": ["a", CYCLIC]}), "object column 'o', row 1 is nested more than 100 deep, or contains"),
         (DataProto(meta_info={"m": nested(100)}), "meta 'm' is nested more than 100 deep"),
-        (DataProto(meta_info={"m": {"k": 10**5000}}), r"meta 'm'\['k'\] is a int, of 16610 bits"),
+        (DataProto(meta_info={"m": {"k": 10**5000}}), r"meta 'm'\['k'\] is an int of 16610 bits, and a file holds up to 10000"),
     ],
 )
 def test_what_a_file_cannot_hold_is_named_and_nothing_is_written(data: DataProto, message: str, tmp_path: Path) -> None:
@@ -189,14 +192,21 @@ def test_no_byte_can_change_unseen(tmp_path: Path) -> None:
     tensors = {"j": ragged([[1], [2, 3]]), "x": torch.tensor([[0.5, 1.0], [2.0, 4.0]])}
     saved = DataProto(tensors, {"o": ["a", {"b": torch.ones(2)}]}, {"step": 7})
     saved.save_to_disk(path)
-    whole = path.read_bytes()
+    whole, refused = path.read_bytes(), 0
+    assert all(
+        equality.equal(mine, theirs)
+        for mine, theirs in zip(DataProto.load_from_disk(path)._tables(), saved._tables(), strict=True)
+    )
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
         try:
             loaded = DataProto.load_from_disk(path)
         except DataError:
+            refused += 1
             continue
         assert all(equality.equal(mine, theirs) for mine, theirs in zip(loaded._tables(), saved._tables(), strict=True)), place
+    path.write_bytes(whole)
+    assert refused >= sum(column.nbytes for column in load_file(path).values())  # each byte of an entry is seen
 
 
 def test_a_changed_value_is_said_to_be_damage(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_columns_that_every_part_has_are_joined_as_ever() -> None:
         ([np.complex64(1), np.complex64(2)], torch.complex64),
     ],
 )
-def test_numbers_that_every_row_has_keep_their_type(values: list[Any], dtype: torch.dtype) -> None:
+def test_numbers_that_every_row_has_get_a_type_that_holds_them_all(values: list[Any], dtype: torch.dtype) -> None:
     column = DataProto.from_rows([{"n": value} for value in values]).batch["n"]
     assert (column.dtype, column.shape, column.tolist()) == (dtype, (2,), [complex(value) for value in values])
 

@@ -213,6 +213,10 @@ def test_a_wrong_request_changes_nothing(call: Any, message: str) -> None:
         (DataProto.chunk, "chunks"),
         (DataProto.split, "split_size"),
         (DataProto.unfold_column_chunks, "n_split"),
+        (lambda data, value: data.make_iterator(value, 1), "mini_batch_size"),
+        (lambda data, value: data.make_iterator(2, value), "epochs"),
+        (pad_dataproto_to_divisor, "size_divisor"),
+        (unpad_dataproto, "pad_size"),
     ],
 )
 @pytest.mark.parametrize("value", [2.0, 2.5, True, "2", None, np.bool_(True), torch.tensor(True), torch.tensor(2.0)])

@@ -395,9 +395,10 @@ def test_a_coroutine_that_a_decorator_hides_runs_on_the_loop_of_the_others():
 def test_the_limit_of_a_call_holds_where_its_mesh_is_not_known_yet():
     batch = DataProto({"x": torch.arange(2)})
     with WorkerGroup(ResourcePool([2]), Waiting, runtime="ray") as group:
-        napping = group.call.nap(20)
+        napping, began = group.call.nap(20), time.monotonic()
         with pytest.raises(CallTimeoutError, match="within 1 s"):
             group.echo.options(timeout=1)(batch)
+        assert time.monotonic() - began < 15
         with pytest.raises(
             WorkerLostError, match="broken before this was read: method '_query_dispatch_info' timed out after 1 s"
         ):

@@ -227,7 +227,7 @@ def test_a_users_mode_returns_no_padding_either():
         assert group.echo(DataProto({"x": torch.arange(5)})).batch["x"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_function_of_a_driver_function_has_no_name():
+def test_a_function_that_the_driver_brings_may_itself_take_an_argument_named_func():
     with WorkerGroup(ResourcePool([1]), Worker) as group:
         assert group.execute_func_rank_zero(lambda func: func + 1, func=3) == 4
         with pytest.raises(TypeError, match="func"):

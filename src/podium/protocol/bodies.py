@@ -166,20 +166,17 @@ def parted(rows: DataProto, *, is_tensordict: bool = False) -> tuple[Header, Dat
         [key for key in rows.batch if key not in tensors], [key for key in rows.non_tensor_batch if key not in objects]
     )
     kinds = {key: Kind.of(column) for key, column in (tensors | objects).items()}
-    offsets = {key: jg.parts(column)[1] for key, column in tensors.items() if jg.is_jagged(column)}
+    body = DataProto(tensors, objects)  # of columns that were assigned since, offsets become int64 here, and shared
+    offsets = {key: jg.parts(column)[1] for key, column in body.batch.items() if jg.is_jagged(column)}
     distinct = {id(one): one.diff() for one in offsets.values()}
     lengths = {key: distinct[id(one)] for key, one in offsets.items()}
-    return Header(here, len(rows), kinds, lengths, is_tensordict), DataProto(tensors, objects)
+    return Header(here, len(rows), kinds, lengths, is_tensordict), body
 
 
 def check_names(rows: DataProto) -> None:
-    """DataError where a name cannot be that of a column of rows that stay: no text, our own, or that of two columns."""
+    """DataError where a name cannot be that of a column of rows that stay: no text, or our own."""
     for key in (*rows.batch, *rows.non_tensor_batch):
         check_name(key)
-    for key in rows.batch.keys() & rows.non_tensor_batch.keys():
-        raise DataError(
-            f"column {key!r} is both a tensor column and an object column; of rows that stay, each name is one column"
-        )
 
 
 def check_name(name: object) -> None:

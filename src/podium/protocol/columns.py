@@ -141,7 +141,7 @@ def renamed(
 ) -> dict[str, Tensor]:
     """The columns in their order, some under other names. DataError when two would have one name, or one would have two.
 
-    `objects` are the names that other columns have.
+    `objects` are the names of the object columns, which no tensor column may take.
     """
     old, new = ([keys] if isinstance(keys, str) else list(keys) for keys in (old_keys, new_keys))
     if len(old) != len(new):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from podium.errors import ChunkError, DataError
 from podium.protocol import columns as col
-from podium.protocol import disk, equality, indexing, joining, memory, merging, row_dicts, unseen, wire
+from podium.protocol import disk, indexing, joining, memory, merging, row_dicts, unseen, wire, wording
 from podium.protocol import jagged as jg
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
@@ -284,6 +284,8 @@ class DataProto:
         mini-batch: "error" before the first one, "short", "drop", or "pad" with copies that `padding_mask` marks.
         """
         seed = indexing.shuffle_seed(seed, dict(dataloader_kwargs or {}))
+        mini_batch_size = col.whole_number("mini_batch_size", mini_batch_size)
+        epochs = col.whole_number("epochs", epochs)
         indexing.check_mini_batches(len(self), mini_batch_size, epochs, last)
         orders = indexing.mini_batches(len(self), mini_batch_size, epochs=epochs, seed=seed, last=last)
         width = mini_batch_size if last == "pad" else 0
@@ -299,9 +301,9 @@ class DataProto:
     ) -> Self:
         """The rows of all parts, in order. Every part must have the same columns, of the same dtype and kind.
 
-        With `missing="none"` they become what one worker would have made of all rows: a column that some part lacks, or has as
-        objects, becomes objects, None where it is missing, numbers get a type that holds them all, and parts without rows decide
-        nothing.
+        With `missing="none"` they become what one worker would have made of all rows. A column that some part lacks, or has as
+        objects, becomes objects, None where it is missing. Numbers of several types get one that holds them all, or become
+        objects. Parts without rows decide nothing.
         Meta may be missing in some parts. How it merges: `meta_policies` overrules what the parts declare; a `Mergeable` value
         merges itself; any other must be equal.
         """
@@ -402,8 +404,8 @@ class DataProto:
         """Add the other batch's columns and meta to this one, in place; returns self.
 
         With `on`, a column of distinct values that both have, the other's rows are first put into this batch's order; else row
-        b is row b. A name that both have must hold equal values, and be of one kind of column; otherwise DataError names
-        it, its row and both values, and nothing is changed. Of `on`, this batch's column stays.
+        b is row b. A name that both have must be of one kind of column and hold equal values; otherwise DataError names it, and
+        where values differ the row and both of them, and nothing is changed. The column `on` stays this batch's.
         """
         theirs = other if on is None else self._matched(other, on)
         if all(part.batch or part.non_tensor_batch for part in (self, theirs)):
@@ -418,7 +420,10 @@ class DataProto:
         self._checked()
 
     def save_to_disk(self, path: str | Path) -> None:
-        """Write one safetensors file, whole or not at all. DataError names an object that it cannot hold, and its row."""
+        """Write one safetensors file, whole or not at all.
+
+        DataError names a column, an object and its row, or a meta key that a file cannot hold.
+        """
         source = self._checked()
         disk.save(Path(path), (source.batch, source.non_tensor_batch, self.meta_info))
 
@@ -450,7 +455,7 @@ class DataProto:
         return rows_of, (packed, self.meta_info, objects) if objects else (packed, self.meta_info)
 
     def __repr__(self) -> str:
-        columns = [f"{key}: {equality.describe(column)}" for key, column in self.batch.items()]
+        columns = [f"{key}: {wording.describe(column)}" for key, column in self.batch.items()]
         columns += [f"{key}: objects" for key in self.non_tensor_batch]
         return f"{type(self).__name__}({len(self)} rows; {', '.join(columns)}; meta: {', '.join(self.meta_info) or 'none'})"
 

@@ -1,6 +1,6 @@
 """A batch as one file: safetensors, with the columns' names, the objects and the meta as JSON inside; never pickle.
 
-What loads equals what was saved, bit for bit: a digest of all that is in the file is kept beside it, and compared. What a file
+What loads equals what was saved, bit for bit: a digest of all entries is kept in the file's metadata, and compared. What a file
 cannot hold is refused when saving, by the name of its key and row. The file appears whole or not at all, and what stood under the
 name before stays until then.
 """
@@ -20,23 +20,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as packed
+from safetensors.torch import save as safetensors_bytes
 from safetensors.torch import save_file
 from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
+from podium.protocol import wording
 from podium.protocol.columns import ObjectColumn
 
 FORMAT_VERSION = 2
 _DESCRIPTION = "podium"
 """The file's entry that holds the JSON as bytes: safetensors' own header is limited in size."""
 _DIGEST = "sha256"
-"""The entry of safetensors' metadata that holds the digest of all others."""
+"""The key of safetensors' metadata that holds the digest of all entries."""
 _DEEPEST = 100
 """So many lists, tuples and dicts may lie within one another; more are taken for a value that contains itself."""
-_LONGEST_INT = 10_000
-"""Bits of the largest int: Python reads no number of more than 4,300 digits, which are 14,000 bits, from a text."""
 _TENSOR, _ARRAY, _NUMBER, _TUPLE = "$tensor", "$array", "$number", "$tuple"
 _NUMPY_NUMBERS = frozenset(
     ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
@@ -122,7 +121,7 @@ class _Stored(dict[str, Tensor]):
 def _is_storable(dtype: torch.dtype) -> bool:
     """Whether safetensors has the dtype."""
     try:
-        packed({"t": torch.empty(0, dtype=dtype)})
+        safetensors_bytes({"t": torch.empty(0, dtype=dtype)})
     except (KeyError, ValueError, RuntimeError, SafetensorError):
         return False
     return True
@@ -158,7 +157,7 @@ def _check_names(kind: str, names: Iterable[object]) -> None:
     for name in names:
         if not isinstance(name, str):
             raise DataError(
-                f"{kind} {name!r} cannot be stored: its name is a {type(name).__name__}, and a file has text for names"
+                f"{kind} {name!r} cannot be stored: its name is of type {type(name).__name__}, and a file has text for names"
             )
 
 
@@ -173,8 +172,8 @@ def _encode(value: Any, stored: _Stored, where: str, depth: int) -> Any:
     """A value as JSON, tensors put aside. DataError unless it comes back equal and of the same type."""
     if value is None or type(value) in (bool, float, str):
         return value
-    if type(value) is int and value.bit_length() <= _LONGEST_INT:
-        return value
+    if type(value) is int:
+        return _checked_int(value, where)
     if isinstance(value, Tensor) and not jg.is_jagged(value):
         return {_TENSOR: stored.add(value, where)}
     if type(value) is np.ndarray and value.dtype.kind in "biufc":
@@ -184,8 +183,8 @@ def _encode(value: Any, stored: _Stored, where: str, depth: int) -> Any:
     if type(value) in (list, tuple, dict):
         return _encode_items(value, stored, where, depth - 1)
     raise DataError(
-        f"{where} is a {type(value).__name__}, {_shown(value)}: a file holds None, bool, int, float, str, lists, tuples, dicts, "
-        "tensors, and numpy's arrays and numbers; convert it, or leave it out by select()"
+        f"{where} is of type {type(value).__name__}, {wording.short(value)}: a file holds None, bool, int, float, str, lists, "
+        "tuples, dicts, dense tensors, and numpy's arrays and numbers; convert it, or leave it out by select()"
     )
 
 
@@ -210,8 +209,13 @@ def _tensor_of(array: NDArray[Any], where: str) -> Tensor:
         ) from exc
 
 
-def _shown(value: Any) -> str:
-    return f"of {value.bit_length()} bits" if type(value) is int else repr(value)  # Python shows no int of so many
+def _checked_int(value: int, where: str) -> int:
+    if value.bit_length() > wording.MOST_SHOWN_BITS:
+        raise DataError(
+            f"{where} is an int of {value.bit_length()} bits, and a file holds up to {wording.MOST_SHOWN_BITS}: store it as "
+            "text, by hex()"
+        )
+    return value
 
 
 def _sync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether two values are equal, typed and with NaN equal to NaN, and how they look in errors."""
+"""Whether two values are equal: NaN equals NaN, and tensors and arrays must have one dtype and shape."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import jagged as jg
 from podium.protocol.meta import IMMUTABLE
-
-FEW = 8
-"""Tensors of up to so many elements are shown whole in errors."""
+from podium.protocol.wording import cut
 
 
 def equal(left: Any, right: Any) -> bool:
@@ -76,7 +74,7 @@ def _equal_by_their_own(left: Any, right: Any) -> bool:
 
 def _incomparable(left: Any, right: Any, exc: Exception) -> DataError:
     kinds = " and ".join(dict.fromkeys([type(left).__name__, type(right).__name__]))
-    return DataError(f"values of {kinds} cannot be compared ({type(exc).__name__}: {_cut(str(exc))})")
+    return DataError(f"values of {kinds} cannot be compared ({type(exc).__name__}: {cut(str(exc))})")
 
 
 def _tensors_equal(left: Tensor, right: Tensor) -> bool:
@@ -104,27 +102,3 @@ def _arrays_equal(left: NDArray[Any], right: NDArray[Any], within: _Pairs) -> bo
     if left.dtype == object:
         return all(map(_equal, left.flat, right.flat, repeat(within)))
     return bool(np.array_equal(left, right, equal_nan=np.issubdtype(left.dtype, np.inexact)))
-
-
-def describe(column: Tensor) -> str:
-    """A column's kind for people: `int64[8, *]` for a jagged one, `float32[8, 3]` for a dense one."""
-    name = str(column.dtype).removeprefix("torch.")
-    shape: list[int | str]
-    if not jg.is_jagged(column):
-        shape = [*column.shape]
-    else:
-        shape = [jg.num_rows(column), *jg.parts(column)[0].shape[1:]]
-        shape.insert(jg.ragged_dim(column), "*")
-    return f"{name}[{', '.join(map(str, shape))}]"
-
-
-def short(value: Any) -> str:
-    """A value in an error: a small one as it is, of a large tensor its kind only."""
-    if isinstance(value, Tensor):
-        few = not jg.is_jagged(value) and value.layout is torch.strided and value.numel() <= FEW
-        return f"{describe(value)}{f' {value.tolist()}' if few else ''}" if value.dim() else str(value.item())
-    return _cut(repr(value))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -17,13 +17,14 @@ import numpy as np
 from torch import Tensor
 
 from podium.errors import DataError, nearest
-from podium.protocol import equality
+from podium.protocol import equality, wording
 from podium.protocol.meta import IMMUTABLE, META_POLICIES_KEY, PADDING_OF_KEY, PADDING_ROWS_KEY, mark_padding
 
 MetaPolicy: TypeAlias = Literal["equal", "first", "list", "sum", "min", "max", "weighted_mean"]
 """How one meta key merges. The values of the parts must be equal; the first one's is taken; they are listed (a list adds its
 items); added; the least or the largest is taken (NaN where there is one); averaged, each weighing as many as the rows of its
-part that are not padding. What is averaged may be missing only where no row counts, and of such parts alone the mean is NaN."""
+part that are not padding. `weighted_mean` may be missing only in parts of which no row counts; where all parts are such, the mean
+is NaN."""
 
 _OWN_WEIGHT = "A podium.observability.Mean(total, weight) brings its own weight"
 
@@ -55,7 +56,7 @@ class _Found(NamedTuple):
     part: int
     value: Any
     weight: int | None
-    """Rows of the part that are not padding; None where it has no columns, so that its rows are not even none."""
+    """Rows of the part that are not padding; None where the part has no column, and so no row count at all."""
 
 
 def check_policies(policies: Mapping[str, str], keys: Mapping[str, Any]) -> dict[str, str]:
@@ -133,7 +134,7 @@ def _merge_values(key: str, found: Sequence[_Found], policy: str | None) -> Any:
         return _lists_of([value for _, value, _ in found])
     if type(first) not in IMMUTABLE and isinstance(first, Mergeable):
         merged = first.merge([value for _, value, _ in found[1:]])
-        return _copied(merged) if any(merged is value for _, value, _ in found) else merged  # as many return of no others
+        return _copied(merged) if any(merged is value for _, value, _ in found) else merged  # many a merge returns self
     return _equal(key, found)
 
 
@@ -146,7 +147,7 @@ def _equal(key: str, found: Sequence[_Found]) -> Any:
             raise DataError(f"concat: meta {key!r}, parts {number} and {other}: {exc}; {_declare(key)}") from exc
         if not is_equal:
             raise DataError(
-                f"concat: meta {key!r} is {equality.short(first)} in part {number} but {equality.short(value)} in part {other}; "
+                f"concat: meta {key!r} is {wording.short(first)} in part {number} but {wording.short(value)} in part {other}; "
                 f"{_declare(key)}"
             )
     return _copied(first)

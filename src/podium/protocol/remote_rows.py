@@ -64,8 +64,7 @@ class RemoteRows:
         if not header.kinds:
             return cls(header.here, {}, {}, is_tensordict=header.is_tensordict)
         names = {id(lengths): LENGTHS.format(number) for number, lengths in enumerate(_distinct(header.lengths.values()))}
-        # A rank may have assigned a column since its batch was made, and its offsets may be of another type than int64.
-        ours = {numbers: torch.arange(header.num_rows)} | {names[id(one)]: one.long() for one in header.lengths.values()}
+        ours = {numbers: torch.arange(header.num_rows)} | {names[id(one)]: one for one in header.lengths.values()}
         away = {
             key: Away(numbers, names[id(header.lengths[key])] if key in header.lengths else None, key, kind)
             for key, kind in header.kinds.items()
@@ -112,10 +111,11 @@ class RemoteRows:
         return {key: size - here.get(key, 0) for key, size in sizes.items() if key not in here or here[key] < size}
 
     def local_bytes(self) -> dict[str, int]:
-        """How many bytes each column has that are here: all, or those of this process's rows."""
+        """How many bytes are here, by column: of columns that are here all, of others those of the driver's own rows."""
         return bytes_of_columns(self._only_local()) | self._held_bytes()
 
     def _held_bytes(self) -> dict[str, int]:
+        """By column that lies elsewhere: how many bytes of it are the driver's own rows; columns without any are left out."""
         found: dict[str, int] = {}
         for key, away in self._away.items():
             source, numbers = self._sources[away.numbers], self._here.batch[away.numbers]
@@ -223,10 +223,9 @@ class RemoteRows:
         """The same rows, some tensor columns under other names, as `DataProto.rename`; an object column has none of these."""
         for name in [new_keys] if isinstance(new_keys, str) else new_keys:
             check_name(name)
-            if name in self.column_names() and self._is_object(name):
-                raise DataError(f"object column {name!r} exists already; drop it before another gets its name")
+        objects = list(filter(self._is_object, self.column_names()))
         every = {key: torch.empty(0) for key in (*self._local_tensors(), *_of_kind(self._away, is_object=False))}
-        changed = dict(zip(every, col.renamed(every, (), old_keys, new_keys), strict=True))
+        changed = dict(zip(every, col.renamed(every, objects, old_keys, new_keys), strict=True))
         here = self._here_of({changed.get(key, key): column for key, column in self._here.batch.items()})
         return self._with(here, away={changed.get(key, key): column for key, column in self._away.items()})
 

@@ -2,7 +2,8 @@
 
 What kind of column a key becomes is decided by its values and never by how long they happen to be: tensors of one dim or more
 become jagged even when all are equally long. Two workers' batches, joined with `missing="none"`, give what one worker would have
-made of all the rows: ints (int64) and floats (float64) become float64 there, too. `joined_numbers` is the rule, here and there.
+made of all the rows: ints (int64) and floats (float64) become float64 there, too. `joined_numbers` finds the type, here and in
+`concat`.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def columns_of(rows: Sequence[Mapping[str, Any]], dense: Iterable[str]) -> tuple
 def joined_numbers(values: Sequence[Any]) -> NDArray[Any] | None:
     """[B] the numbers as one array; None where they are of no one kind, as bools and ints, or no type of torch holds them all.
 
-    Numbers of one type keep it. Of others it is the one that numpy gives them (float64 for ints and floats), but int64 for ints
-    alone, where it holds every one exactly: no value is ever changed.
+    Numbers of one type keep it. Others get the one that numpy finds for them (int16 for int8 and int16, float64 for ints and
+    floats); but ints for which numpy finds a float, as uint64 beside int64, get int64. None where that would change a number.
     """
     are_bools = {isinstance(value, bool | np.bool_) for value in values}
     if len(are_bools) > 1 or any(isinstance(value, int) and value not in _INT64 for value in values):

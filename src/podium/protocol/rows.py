@@ -15,6 +15,7 @@ import torch
 
 from podium.errors import DataError
 from podium.protocol.bodies import Header, parted
+from podium.protocol.columns import whole_number
 from podium.protocol.data_proto import DataProto, cut_for_call
 from podium.protocol.remote_rows import RemoteRows
 
@@ -103,6 +104,7 @@ def pad_dataproto_to_divisor(rows: RowsT, size_divisor: int) -> tuple[RowsT, int
 
     As everywhere, padding rows are copies of the last row, and `padding_mask` says which they are. No rows stay none.
     """
+    size_divisor = whole_number("size_divisor", size_divisor)
     if size_divisor < 1:
         raise DataError(f"rows are padded to a divisor of at least 1, got {size_divisor}")
     data = _proto(rows)
@@ -113,7 +115,7 @@ def pad_dataproto_to_divisor(rows: RowsT, size_divisor: int) -> tuple[RowsT, int
 
 def unpad_dataproto(rows: RowsT, pad_size: int) -> RowsT:
     """The rows without the last `pad_size`, as a view; the inverse of `pad_dataproto_to_divisor`."""
-    data = _proto(rows)
+    data, pad_size = _proto(rows), whole_number("pad_size", pad_size)
     if not 0 <= pad_size <= len(data):
         raise DataError(f"{pad_size} rows of padding cannot be taken off {len(data)} rows")
     return _like(rows, data[: len(data) - pad_size])

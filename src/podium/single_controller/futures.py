@@ -19,6 +19,7 @@ from podium.errors import CallTimeoutError, DataError
 R = TypeVar("R")
 
 _as_sent: ContextVar[bool] = ContextVar("podium_as_sent", default=False)
+"""Whether what is being copied is on its way to a rank."""
 
 
 class Pending(Protocol):
@@ -210,7 +211,10 @@ class FutureList(list[Any], Generic[R]):
 
 
 def copied_as_sent(value: R, memo: dict[int, Any] | None = None) -> R:
-    """A deep copy of what is sent to ranks: futures in it, which stay in the driver, refuse, but for those in the memo."""
+    """A deep copy of what is sent to ranks; futures in the memo stay as they are.
+
+    DataError for any other future in it, since futures stay in the driver.
+    """
     token = _as_sent.set(True)
     try:
         return copy.deepcopy(value, memo)
@@ -218,7 +222,7 @@ def copied_as_sent(value: R, memo: dict[int, Any] | None = None) -> R:
         _as_sent.reset(token)
 
 
-def check_is_not_sent() -> None:
+def refuse_to_be_sent() -> None:
     """DataError where a future is being copied in order to be sent."""
     if _as_sent.get():
         raise _stays_in_the_driver()

@@ -147,9 +147,9 @@ class Invocation:
 
     def _send(self) -> PendingCall:
         registration = self._method.registration
-        if self._timeout_s is not None and self._route.mesh_name is not None:
-            self._timeout_s -= self._time_to_know_mesh(self._route.mesh_name, self._timeout_s)
         try:
+            if self._timeout_s is not None and self._route.mesh_name is not None:
+                self._timeout_s = self._left_after_mesh(self._route.mesh_name, self._timeout_s)
             self._sent = dispatch(self._group, self._route, registration.execute_mode, self._args, self._kwargs)
             if registration.rows.reads:
                 check_reads(self._group, registration.rows.reads, self._sent)
@@ -167,11 +167,14 @@ class Invocation:
             self._sent = ((), {})  # what was sent is asked for padding, when rows are collected: nothing else keeps it alive
         return self._group.crew.submit(self._method.full_name, calls, self._reply(), quiet, self._timeout_s)
 
-    def _time_to_know_mesh(self, name: str, timeout_s: float) -> float:
-        """Of a call with a limit of its own: the ranks are asked for their mesh, at its first use, within that limit."""
+    def _left_after_mesh(self, name: str, timeout_s: float) -> float:
+        """Ask the ranks for their mesh, at its first use, within the call's own limit; what is left of that for the call.
+
+        At least half, so that the call can be answered at all: together they may take one and a half times the limit.
+        """
         began = time.monotonic()
         self._group.mesh(name, timeout_s)
-        return min(time.monotonic() - began, timeout_s / 2)  # what is left is a limit still
+        return max(timeout_s - (time.monotonic() - began), timeout_s / 2)
 
     def _reply(self) -> Reply:
         """What the ranks send back: rows that nobody waits for stay where they are made."""

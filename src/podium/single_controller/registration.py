@@ -191,7 +191,7 @@ def register(
 
 
 def registration_of(method: object) -> Registration | None:
-    """The record that `register` attached, if it did: to a function, so that nothing else is asked, which might answer."""
+    """The record that `register` attached, or None. Only functions are asked: any other object might answer, or raise."""
     found = getattr(method, MAGIC_ATTR, None) if inspect.isroutine(method) else None
     return found if isinstance(found, Registration) else None
 

@@ -16,7 +16,7 @@ from podium.protocol.indexing import LastBatch, RowIndex
 from podium.protocol.merging import MetaPolicy
 from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import as_proto, is_rows
-from podium.single_controller.futures import GroupFuture, Settled, check_is_not_sent
+from podium.single_controller.futures import GroupFuture, Settled, refuse_to_be_sent
 from podium.single_controller.traffic import DRIVER, recording
 
 
@@ -148,7 +148,7 @@ class DataProtoFuture(GroupFuture[Any]):
         return self  # it never changes
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> Self:
-        check_is_not_sent()
+        refuse_to_be_sent()
         return self
 
     def __repr__(self) -> str:

@@ -72,7 +72,7 @@ _recording: ContextVar[Traffic | None] = ContextVar("podium_traffic", default=No
 
 @contextmanager
 def recorded_traffic(traffic: Traffic | None = None) -> Iterator[Traffic]:
-    """Count the calls that are made in the block, by this thread: anew, or on in `traffic`."""
+    """Count the calls that this thread makes in the block: in a new `Traffic`, or in addition to what is in `traffic`."""
     traffic = Traffic() if traffic is None else traffic
     token = _recording.set(traffic)
     try:

@@ -166,7 +166,7 @@ class WorkerGroup(Generic[W]):
     def mesh(self, name: str | None, timeout_s: float | None = None) -> Mesh:
         """A mesh of the workers: they are asked at the first use, within `timeout_s`, or else the limit of any call.
 
-        None is the one where every rank has its own shard.
+        The mesh where every rank has its own shard has the name None.
         """
         if name is None:
             return self.crew.flat_mesh

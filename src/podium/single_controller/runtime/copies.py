@@ -16,7 +16,7 @@ T = TypeVar("T")
 def detached_copy(value: T) -> T:
     """A deep copy that shares nothing, whose tensors are detached: a graph lives and dies with the process that made it.
 
-    Parameters stay parameters. Raises what `copy.deepcopy` raises.
+    Parameters stay parameters. Raises what `copy.deepcopy` raises, and DataError for a future.
     """
     with _Detached():
         return copied_as_sent(value)

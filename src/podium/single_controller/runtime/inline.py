@@ -97,7 +97,7 @@ class InlineRuntime(Runtime):
             return Answer(_answer(result, reply, zero_copy=call.zero_copy))
         except UnsupportedByRuntime:
             raise  # a limit of this runtime, not a failure of the rank
-        except (Exception, CancelledError) as error:  # of a coroutine: what the driver's own loop would take for its own
+        except (Exception, CancelledError) as error:  # a coroutine's: the driver's own loop would take it for its own
             failure = worker_error(context, method, error)
             failure.__cause__ = error  # `raise ... from`: a debugger finds the frame that failed
             return failure
@@ -115,7 +115,7 @@ def _answer(result: Any, reply: Reply, *, zero_copy: bool) -> Any:
 
 @dataclass(frozen=True)
 class RankBody:
-    """What a rank has made: it lies in this process, and is the rank's all the same, as if it lay elsewhere."""
+    """What a rank has made. It lies in this process, but counts as lying elsewhere, as on any other runtime."""
 
     rows: DataProto
 

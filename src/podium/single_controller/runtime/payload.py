@@ -29,7 +29,6 @@ from podium.protocol.meta import IMMUTABLE, copy_meta
 from podium.protocol.remote_rows import RemoteRows
 from podium.single_controller.runtime.copies import carries_graph
 
-_SIMPLE = (type(None), bool, int, float, str)
 NOTHING = b""
 """What None becomes: bytes are what Ray carries in the fewest steps, and most methods return None."""
 _WITH_BUFFERS = b"buffers:"
@@ -100,11 +99,9 @@ def unpack(packed: Packed, *, shared: bool = False) -> Any:
             return _unpack_shared(*_parts(packed.removeprefix(_SHARED)))
         pickled, buffers = _parts(packed)
         return pickle.loads(pickled, buffers=buffers)
-    if isinstance(packed, Envelope):
-        if shared or packed.shared:
-            return _unpack_shared(packed.pickled, packed.buffers)
-        return pickle.loads(packed.pickled, buffers=[_own_copy(buffer) for buffer in packed.buffers])
-    return packed
+    if shared or packed.shared:
+        return _unpack_shared(packed.pickled, packed.buffers)
+    return pickle.loads(packed.pickled, buffers=[_own_copy(buffer) for buffer in packed.buffers])
 
 
 def unpack_to_join(packed: Packed) -> Any:
@@ -171,6 +168,10 @@ def _rows_in(message: bytes) -> Any:
     is_argument = message.startswith(_ROWS_ARGUMENT)
     rows = rows_of(*pickle.loads(memoryview(message)[len(_ROWS_ARGUMENT if is_argument else _ROWS) :]))
     return ((rows,), {}) if is_argument else rows
+
+
+_SIMPLE = (type(None), bool, int, float, str)
+"""What pickle alone writes as well as cloudpickle."""
 
 
 def _is_plain(value: object, depth: int = 4) -> bool:

@@ -126,14 +126,18 @@ class RankActor:
         if reply is Reply.NOTHING:
             return NOTHING
         if reply is Reply.PLAIN:
-            return detached(result)
+            return self._podium_plain(result)
         found = parted_result(result) if reply is Reply.REFERENCE else None
         header, body = (result, None) if found is None else (found[0], left_behind(found[1]))
         try:
             packed: Any = pack(header, is_reference)
         except HoldsReference:
-            packed = header
+            packed = self._podium_plain(header)
         return (packed, body) if reply is Reply.REFERENCE else packed
+
+    def _podium_plain(self, value: Any) -> Any:
+        """What Ray is to write down itself."""
+        return detached(value)
 
     def _podium_arguments(self, role: str | None, name: str, message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if message is EMPTY:
@@ -189,9 +193,8 @@ class AsyncRankActor(RankActor):
         self._podium_loop = asyncio.get_running_loop()
         await self._podium_on_thread(super().podium_start, context, *message)
 
-    def _podium_reply(self, result: Any, reply: Reply) -> Any:
-        # Ray writes a plain result down on its loop, when the next call may be changing it already.
-        return detached_copy(result) if reply is Reply.PLAIN else super()._podium_reply(result, reply)
+    def _podium_plain(self, value: Any) -> Any:
+        return detached_copy(value)  # Ray writes it down on its loop, when the next call may be changing it already
 
     def _podium_leave(self, error: SystemExit) -> NoReturn:
         # Raised on a loop or in its thread it would end that alone, and leave a process that answers nobody.
@@ -338,7 +341,7 @@ def _with_account(context: RankContext, method: str, error: BaseException) -> Ex
     """The error itself, for those who read it from Ray, with our account of it; only the account, if it does not travel."""
     account = worker_error(context, method, error)
     if not isinstance(error, Exception) or isinstance(error, StopIteration | WorkerError):
-        return account  # of an iterator's end no loop can tell; another group's account shall not be taken for ours
+        return account  # a StopIteration cannot leave a coroutine; and another group's WorkerError must not be taken for ours
     try:
         setattr(error, ACCOUNT, account)
         str(error).encode()

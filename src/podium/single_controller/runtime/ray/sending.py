@@ -29,8 +29,9 @@ class Sent(NamedTuple):
 
     @classmethod
     def of(cls, call: RankCall, calls: Mapping[int, RankCall], *, is_shared: bool) -> Self:
-        """One of the `calls` by rank. What is large and shared is stored once. DispatchError, with ranks and argument, for what
-        cannot travel.
+        """What is sent for `call`, which is one of the `calls` by rank. What is large and shared is stored once.
+
+        DispatchError, with ranks and argument, for what cannot travel.
         """
         if not call.args and not call.kwargs:
             return cls()
@@ -54,7 +55,7 @@ class Sent(NamedTuple):
 
 
 def constructor_message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Arguments of a constructor, for every rank."""
+    """The message with a constructor's arguments, one for all ranks."""
     try:
         return folded(stored_once(pack((args, kwargs), is_reference)), None, (), (), {})
     except HoldsReference:

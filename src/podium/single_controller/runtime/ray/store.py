@@ -35,8 +35,8 @@ _is_beside_loop = False
 
 
 def read_beside_loop() -> None:
-    """This process reads in threads beside an event loop from here on: by futures, since of `get` Ray would warn, as if it
-    blocked the loop."""
+    """From here on this process, which runs an event loop, reads by futures: there Ray warns of every `ray.get`, also in threads
+    where it blocks no loop."""
     global _is_beside_loop
     _is_beside_loop = True
 
