@@ -114,7 +114,7 @@ class Log(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def with_reference(self) -> dict[str, Any]:
-        return {"reference": ray.put(1), "array": np.zeros(LARGE)}
+        return {"reference": ray.put(1), "array": np.zeros(LARGE), "tensor": torch.ones(2, requires_grad=True) * 2}
 
     @register(Dispatch.ONE_TO_ALL)
     def make_actor(self) -> Any:
@@ -199,9 +199,10 @@ def test_a_non_blocking_result_and_an_argument_beside_a_reference_are_writable(g
     assert group.call.write(np.ones(LARGE), ray.put(1)) == [LARGE + 8.0] * 2
 
 
-def test_a_result_beside_a_reference_is_writable(group: WorkerGroup[Log]):
+def test_a_result_beside_a_reference_is_writable_and_detached(group: WorkerGroup[Log]):
     for result in group.call.with_reference():
         result["array"][0] = 5
+        assert (result["tensor"].tolist(), result["tensor"].requires_grad) == ([2.0, 2.0], False)
         assert ray.get(result["reference"]) == 1
 
 
@@ -361,6 +362,7 @@ class Waiting(Worker):
     def __init__(self, given: object = None) -> None:
         self.given = given
         self._register_dispatch_collect_info("mine", self.rank, True)
+        self._register_dispatch_collect_info("doubled", 0, True)
 
     @register(Dispatch.ONE_TO_ALL)
     async def begin(self) -> None:
@@ -378,6 +380,10 @@ class Waiting(Worker):
 
     @register(make_nd_compute_dataproto_dispatch_fn("mine"))
     def echo(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(make_nd_compute_dataproto_dispatch_fn("doubled"))
+    def misrouted(self, batch: DataProto) -> DataProto:
         return batch
 
     @register(Dispatch.ONE_TO_ALL)
@@ -405,6 +411,9 @@ def test_the_limit_of_a_call_holds_where_its_mesh_is_not_known_yet():
             napping.get()
         group.restart()
         assert group.echo.options(timeout=20)(batch).batch["x"].tolist() == [0, 1]
+        for call in (group.misrouted.options(timeout=20), group.misrouted):
+            with pytest.raises(DispatchError, match=r"^Waiting\.misrouted \(ND_COMPUTE_PROTO\): mesh 'doubled'"):
+                call(batch)
 
 
 def test_constructors_take_what_only_ray_may_carry():
