@@ -113,6 +113,9 @@ def test_offsets_of_32_bits_become_int64_once(tmp_path: Path) -> None:
     assigned.batch["j"] = j
     assigned.save_to_disk(tmp_path / "rows")
     assert lists_of(DataProto.load_from_disk(tmp_path / "rows").batch["j"]) == [[0.0, 1.0], [2.0, 3.0, 4.0]]
+    assigned.union(DataProto({"j": j}))
+    assert lists_of(same.union(assigned).batch["j"]) == [[0.0, 1.0], [2.0, 3.0, 4.0]]
+    assigned.batch["j"] = j
     ranks = [RemoteRows.of(header, HeldBody(body)) for header, body in map(parted, (assigned, same.select(["j"])))]
     assert lists_of(RemoteRows.concat(ranks).get().batch["j"]) == [[0.0, 1.0], [2.0, 3.0, 4.0]] * 2
 
@@ -241,8 +244,29 @@ class Handle:
     number: int
 
 
+class Tagged(Handle):
+    """Of a dataclass, and compares more than its fields; as one that is less strict may compare less."""
+
+    def __init__(self, number: int, tag: str) -> None:
+        super().__init__(number)
+        self.tag = tag
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tagged) and (self.number % 10, self.tag) == (other.number % 10, other.tag)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Encoding(UserDict[str, Any]):
     """A mapping that is no dict, as tokenizers return."""
+
+
+def acquaintances(count: int) -> list[dict[str, Any]]:
+    """Values each of which holds all others: there are a factorial of ways through them."""
+    people: list[dict[str, Any]] = [{"name": number} for number in range(count)]
+    for person in people:
+        person["knows"] = [other for other in people if other is not person]
+    return people
 
 
 def cyclic(*items: Any) -> list[Any]:
@@ -270,6 +294,8 @@ EQUAL_PAIRS += [
     (torch.tensor([complex(NAN, 1), 2j]), torch.tensor([complex(NAN, 1), 2j])),
     (torch.tensor([complex(NAN, 1), 2j]).to(torch.complex32), torch.tensor([complex(NAN, 1), 2j]).to(torch.complex32)),
     (complex(NAN, 1), complex(NAN, 1)),
+    (Tagged(1, "a"), Tagged(11, "a")),
+    (acquaintances(12), acquaintances(12)),
     (np.array([complex(NAN, 1), 2j]), np.array([complex(NAN, 1), 2j])),
 ]
 DIFFERENT_PAIRS: list[tuple[Any, Any]] = [
@@ -288,7 +314,8 @@ DIFFERENT_PAIRS: list[tuple[Any, Any]] = [
     (Encoding(ids=1), Encoding(ids=1, more=2)),
     (Encoding(ids=1), {"ids": 2}),
     (Measured(torch.tensor([1.0, 2.0])), Measured(torch.tensor([1.0, 3.0]))),
-    (Measured(torch.ones(1)), Measured(torch.ones(1, dtype=torch.float64))),
+    (Measured(torch.ones(2)), Measured(torch.ones(2, dtype=torch.float64))),
+    (Tagged(1, "a"), Tagged(1, "b")),
     (Measured, Handle),
     (Handle(1), Handle(1)),
     (cyclic(1), cyclic(2)),
@@ -310,6 +337,23 @@ def test_different_meta_values_conflict(mine: Any, theirs: Any) -> None:
     with pytest.raises(DataError, match="union: meta key 'm' is in both batches with different values"):
         data.union(DataProto({"b": torch.ones(1)}, meta_info={"m": theirs}))
     assert (list(data.batch), data.meta_info["m"] is mine) == (["a"], True)
+
+
+class Unshown:
+    """It equals itself alone, and cannot be printed."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(("make", "shown"), [(Unshown, "a Unshown that cannot be shown"), (lambda: 2**20_000, "20001 bits")])
+def test_values_that_cannot_be_printed_are_told_all_the_same(make: Any, shown: str, tmp_path: Path) -> None:
+    data, other = DataProto(meta_info={"m": make()}), DataProto(meta_info={"m": make() if shown[0] == "a" else 0})
+    for join in (data.union, lambda other: DataProto.concat([data, other])):
+        with pytest.raises(DataError, match=shown):
+            join(other)
+    with pytest.raises(DataError, match=shown):
+        data.save_to_disk(tmp_path / "rows")
 
 
 @pytest.mark.parametrize("make", [Table, lambda: torch.eye(2).to_sparse(), lambda: {"deep": [Table()]}])

@@ -343,11 +343,12 @@ def test_no_row_is_asked_for_more_often_than_it_is_there(data: st.DataObject, le
 
 def test_what_is_sent_of_a_body_of_this_process_is_the_rows_and_columns_asked_for() -> None:
     local = RemoteRows.held(rows_of([1, 2, 3, 0, 2, 1]))
-    away = pair_of([1, 1], COLUMNS).remote
+    away = pair_of([1, 1], COLUMNS, make=lambda body: HeldBody(body, is_of_rank=True)).remote
     sent = RemoteRows.concat([local, away])[[3, 1, 1, 7]].select(["x", "tokens"], [], []).narrowed()
     held = [body.rows for body in sent.bodies if isinstance(body, HeldBody)]
     assert [sorted(body.batch) for body in held] == [["tokens", "x"]] * 2
     assert [body.batch["x"].tolist() for body in held] == [[1, 3], [1]]
+    assert (sent.column_bytes()["x"], sent.local_bytes()["x"]) == (8, 3 * 8)
     assert sent.landed().batch["x"].tolist() == [3, 1, 1, 1]
 
 

@@ -287,6 +287,8 @@ def test_a_users_mode_that_cuts_rows_as_we_do_returns_no_padding(in_place: bool,
         mode = register_dispatch_mode("MINE", **pair)
     result = padded_call(rows(0, 1, 2, 3, 4), 4, lambda shard: shard, mode)
     assert result.batch["x"].tolist() == [0, 1, 2, 3, 4]
+    others = padded_call(rows(0, 1, 2), 2, lambda shard: DataProto({"sum": shard.batch["x"].sum()[None]}), mode)
+    assert others.batch["sum"].tolist() == [1, 4]  # one row each, which no padded row became: left alone
 
 
 def test_rows_that_cannot_be_trimmed_name_the_rank():

@@ -340,7 +340,7 @@ def test_rays_get_raises_what_the_worker_raised_and_that_counts_as_read(maker: W
 @pytest.mark.parametrize(
     "references",
     [
-        *(operator.add, lambda a, b: operator.add([*a], b), lambda a, b: operator.add(a, [*b])),
+        *(operator.add, lambda a, b: operator.add([*a], b), lambda a, b: operator.add(a, [*b]), operator.iadd),
         *(lambda a, b: a.copy() + b.copy(), lambda a, b: [*reversed(a), *reversed(b)]),
     ],
 )
@@ -349,8 +349,16 @@ def test_references_of_two_calls_in_one_list_are_read_by_whoever_gets_them(maker
     assert type(found) is list
     assert ray.get(found) == [4, 4, 9, 9]
     with pytest.raises(ValueError, match="negative on rank"):
-        ray.get(references(maker.square(-1), maker.square(1)))
+        ray.get(references(maker.square(1), maker.square(-1)))
     assert maker.calls() == [[], []]
+
+
+def test_references_are_joined_with_lists_only(maker: WorkerGroup[Maker]):
+    futures = maker.square(2)
+    for other in ({"a": 1}, "ab", 1):
+        with pytest.raises(TypeError):
+            futures + other
+    assert futures.get() == [4, 4]
 
 
 def test_a_stop_iteration_ends_the_wait_for_a_future():

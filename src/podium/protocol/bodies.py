@@ -8,7 +8,7 @@ implements; `RemoteRows` are rows of bodies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Protocol, TypeAlias
@@ -51,6 +51,8 @@ class HeldBody:
     """A body in this process."""
 
     rows: DataProto
+    is_of_rank: bool = False
+    """Whether a rank has made it, so that it counts as lying elsewhere, as on any other runtime; else it is the driver's own."""
 
     def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
         return lambda: chosen(self.rows, keys, rows, deepcopy=True)
@@ -125,7 +127,7 @@ class Source:
             if isinstance(body, HeldBody):
                 mine = owners == place
                 rows, within[mine] = within[mine].unique(return_inverse=True)
-                kept[place], sizes[place] = HeldBody(chosen(body.rows, keys, rows)), len(rows)
+                kept[place], sizes[place] = replace(body, rows=chosen(body.rows, keys, rows)), len(rows)
         source = Source(tuple(kept), tuple(sizes))
         return source, within + source.starts[owners]
 

@@ -410,7 +410,7 @@ class DataProto:
         theirs = other if on is None else self._matched(other, on)
         if all(part.batch or part.non_tensor_batch for part in (self, theirs)):
             joining.check_same_rows(len(self), len(theirs))
-        self._become(type(self)(*joining.join_tables(self._tables(), theirs._tables())))
+        self._become(type(self)(*joining.join_tables(self._checked_tables(), theirs._checked_tables())))
         return self
 
     # -- whole batches ------------------------------------------------------------------------------------------------
@@ -424,8 +424,7 @@ class DataProto:
 
         DataError names a column, an object and its row, or a meta key that a file cannot hold.
         """
-        source = self._checked()
-        disk.save(Path(path), (source.batch, source.non_tensor_batch, self.meta_info))
+        disk.save(Path(path), self._checked_tables())
 
     @classmethod
     def load_from_disk(cls, path: str | Path) -> Self:
@@ -497,6 +496,10 @@ class DataProto:
         if not self.non_tensor_batch and col.is_even(self.batch):
             return self
         return DataProto(self.batch, self.non_tensor_batch)
+
+    def _checked_tables(self) -> joining.Tables:
+        source = self._checked()
+        return source.batch, source.non_tensor_batch, self.meta_info
 
     def _to_pack(self) -> Unseen:
         """The columns, which may have been looked at, as something to pack."""

@@ -21,22 +21,22 @@ from podium.protocol.wording import cut
 def equal(left: Any, right: Any) -> bool:
     """Typed equality: tensors and arrays by value, dtype and shape with NaN equal to NaN; containers item by item.
 
-    Containers are lists, tuples, mappings, and dataclasses that do not compare by identity. All else is asked by its own `==`.
+    Containers are lists, tuples and mappings, and dataclasses whose own `==` fails. All else is asked by its own `==`.
     DataError for values that cannot be compared: whose `==` fails, or does not answer by true or false.
     """
     try:
-        return _equal(left, right, ())
+        return _equal(left, right, {})
     except DataError:
         raise
     except Exception as exc:  # torch has no comparison for some layouts, and code of a user's types may raise anything
         raise _incomparable(left, right, exc) from exc
 
 
-_Pairs: TypeAlias = tuple[tuple[int, int], ...]
-"""The ids of the pairs of containers that are being compared, from the outermost on."""
+_Pairs: TypeAlias = dict[tuple[int, int], tuple[Any, Any]]
+"""The pairs of containers met so far, by their ids, which stay theirs: a pair that differs ends the comparison."""
 
 
-def _equal(left: Any, right: Any, within: _Pairs) -> bool:
+def _equal(left: Any, right: Any, met: _Pairs) -> bool:
     if left is right:
         return True
     if type(left) is type(right) and type(left) in IMMUTABLE:
@@ -44,24 +44,32 @@ def _equal(left: Any, right: Any, within: _Pairs) -> bool:
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return isinstance(left, Tensor) and isinstance(right, Tensor) and _tensors_equal(left, right)
     pair = (id(left), id(right))
-    if pair in within:
-        return True  # they hold themselves: whatever differs is found on the way here
-    inside = (*within, pair)
+    if pair in met:
+        return True  # what differs is found where they were met first
+    met[pair] = (left, right)
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
-        return isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and _arrays_equal(left, right, inside)
+        return isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and _arrays_equal(left, right, met)
     if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(_equal(left[key], right[key], inside) for key in left)
+        return left.keys() == right.keys() and all(_equal(left[key], right[key], met) for key in left)
     if type(left) is not type(right):
         return _equal_by_their_own(left, right)
     if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(map(_equal, left, right, repeat(inside)))
+        return len(left) == len(right) and all(map(_equal, left, right, repeat(met)))
     if isinstance(left, Mapping):
         keys = set(left.keys())
-        return keys == set(right.keys()) and all(_equal(left[key], right[key], inside) for key in keys)
-    if is_dataclass(left) and not isinstance(left, type) and left.__dataclass_params__.eq:  # type: ignore[attr-defined]
-        names = [field.name for field in fields(left) if field.compare]
-        return all(_equal(getattr(left, name), getattr(right, name), inside) for name in names)
+        return keys == set(right.keys()) and all(_equal(left[key], right[key], met) for key in keys)
+    if is_dataclass(left) and not isinstance(left, type):
+        return _dataclasses_equal(left, right, met)
     return _equal_by_their_own(left, right)
+
+
+def _dataclasses_equal(left: Any, right: Any, met: _Pairs) -> bool:
+    """By their own `==`; where that fails, as on tensors in a field, field by field."""
+    try:
+        return bool(left == right)
+    except Exception:  # a user's type may raise anything
+        names = [field.name for field in fields(left) if field.compare]
+        return all(_equal(getattr(left, name), getattr(right, name), met) for name in names)
 
 
 def _equal_by_their_own(left: Any, right: Any) -> bool:
@@ -96,9 +104,9 @@ def _tensors_equal(left: Tensor, right: Tensor) -> bool:
     return may_be_nan and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
 
 
-def _arrays_equal(left: NDArray[Any], right: NDArray[Any], within: _Pairs) -> bool:
+def _arrays_equal(left: NDArray[Any], right: NDArray[Any], met: _Pairs) -> bool:
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     if left.dtype == object:
-        return all(map(_equal, left.flat, right.flat, repeat(within)))
+        return all(map(_equal, left.flat, right.flat, repeat(met)))
     return bool(np.array_equal(left, right, equal_nan=np.issubdtype(left.dtype, np.inexact)))

@@ -46,7 +46,7 @@ def _check_equal(what: str, mine: Any, theirs: Any) -> None:
 
 def _incomparable_row(mine: Any, theirs: Any) -> str:
     """Which row of two object columns it is that `equality.equal` does not compare, for its error."""
-    for row, pair in enumerate(zip(mine, theirs, strict=True)) if isinstance(mine, np.ndarray) else ():
+    for row, pair in enumerate(zip(mine, theirs, strict=True)) if isinstance(mine, np.ndarray) and mine.ndim else ():
         try:
             equality.equal(*pair)
         except DataError:

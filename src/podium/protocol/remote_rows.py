@@ -119,7 +119,7 @@ class RemoteRows:
         found: dict[str, int] = {}
         for key, away in self._away.items():
             source, numbers = self._sources[away.numbers], self._here.batch[away.numbers]
-            held = [place for place, body in enumerate(source.bodies) if isinstance(body, HeldBody)]
+            held = [place for place, body in enumerate(source.bodies) if isinstance(body, HeldBody) and not body.is_of_rank]
             if held:
                 rows = torch.isin(source.owners(numbers), torch.tensor(held))
                 values = int(rows.sum() if away.lengths is None else self._here.batch[away.lengths][rows].sum())

@@ -48,6 +48,10 @@ def columns_of(rows: Sequence[Mapping[str, Any]], dense: Iterable[str]) -> tuple
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise DataError(f"row {number} is a {type(row).__name__}, not a dict: {row!r}")
+    if rows and not any(rows):
+        raise DataError(
+            f"none of the {len(rows)} rows has a key, and columns count the rows: give each a value at least, as an id"
+        )
     stacked = dict(pick("column", {key: None for row in rows for key in row}, dense if rows else ()))
     tensors: dict[str, Tensor] = {}
     objects: dict[str, ObjectColumn] = {}
@@ -67,13 +71,15 @@ def joined_numbers(values: Sequence[Any]) -> NDArray[Any] | None:
     Numbers of one type keep it. Others get the one that numpy finds for them (int16 for int8 and int16, float64 for ints and
     floats); but ints for which numpy finds a float, as uint64 beside int64, get int64. None where that would change a number.
     """
-    are_bools = {isinstance(value, bool | np.bool_) for value in values}
-    if len(are_bools) > 1 or any(isinstance(value, int) and value not in _INT64 for value in values):
+    kinds = set(map(type, values))
+    are_bools = {issubclass(kind, bool | np.bool_) for kind in kinds}
+    has_ints = any(issubclass(kind, int) for kind in kinds)
+    if len(are_bools) > 1 or (has_ints and any(isinstance(value, int) and value not in _INT64 for value in values)):
         return None
     array = np.asarray(values)
     if array.dtype.name not in _DTYPES:
         return None
-    if array.dtype.kind not in "fc":
+    if array.dtype.kind not in "fc" or not (has_ints or any(issubclass(kind, np.integer) for kind in kinds)):
         return array
     ints = [(row, int(value)) for row, value in enumerate(values) if isinstance(value, int | np.integer)]
     if len(ints) == len(values) > 0:  # uint64 beside others

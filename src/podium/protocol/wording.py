@@ -34,7 +34,10 @@ def short(value: Any) -> str:
         return f"{describe(value)}{f' {value.tolist()}' if few else ''}" if value.dim() else str(value.item())
     if isinstance(value, int) and value.bit_length() > MOST_SHOWN_BITS:
         return f"an int of {value.bit_length()} bits"
-    return cut(repr(value))
+    try:
+        return cut(repr(value))
+    except Exception as exc:  # whatever a foreign type does when it is printed, and Python with the largest ints
+        return f"a {type(value).__name__} that cannot be shown ({type(exc).__name__})"
 
 
 def cut(text: str) -> str:

@@ -64,9 +64,11 @@ class Shards(PerRank):
 
     padding: tuple[int, ...]
 
-    def trim(self, rank: int, result: Any) -> Any:
+    def trim(self, rank: int, result: Any, *, is_of_user: bool = False) -> Any:
         """The result without what came of padding: the rows that are marked as such, where the marks are its own and did not
         just come along with the shard's meta; or else, of k x n rows for n sent, the last k x padding.
+
+        In a mode of a user, any other number of rows is left alone; elsewhere it is a DispatchError.
         """
         padding = self.padding[rank]
         if not padding or not is_rows(result):
@@ -75,6 +77,8 @@ class Shards(PerRank):
         if isinstance(result, DataProto | RemoteRows) and is_marked(result.meta_info, returned):
             return result.select_idxs(~result.padding_mask).unmarked()
         copies, rest = divmod(returned, sent)
+        if rest and is_of_user:
+            return result
         if rest:
             raise DispatchError(
                 f"rank {rank} was sent {sent} rows, {padding} of them padding, and returned {returned}: which of them are "
@@ -333,7 +337,8 @@ def collect(group: Ranks, route: Route, execute: Execute, answers: Mapping[int, 
     if isinstance(route.mode, TRIMMED):
         padded = next((value for value in (*sent[0], *sent[1].values()) if isinstance(value, Shards)), None)
         if padded is not None and any(padded.padding):
-            answers = {rank: padded.trim(rank, answer) for rank, answer in answers.items()}
+            is_of_user = isinstance(route.mode, UserMode)
+            answers = {rank: padded.trim(rank, answer, is_of_user=is_of_user) for rank, answer in answers.items()}
     return route.collect_fn(group, list(answers.values()))
 
 

@@ -177,12 +177,14 @@ class FutureList(list[Any], Generic[R]):
         self._settling.hand_over()
         return super().__getitem__(place)
 
-    def __add__(self, other: Iterable[Any]) -> list[Any]:
+    def __add__(self, other: list[Any]) -> list[Any]:
         """A plain list of the references of both, which `ray.get` reads at once."""
-        return [*self, *other]
+        return [*self, *other] if isinstance(other, list) else NotImplemented
 
-    def __radd__(self, other: Iterable[Any]) -> list[Any]:
-        return [*other, *self]
+    def __radd__(self, other: list[Any]) -> list[Any]:
+        return [*other, *self] if isinstance(other, list) else NotImplemented
+
+    __iadd__ = __add__  # type: ignore[assignment]  # the results of another call are none of this future's
 
     def __reversed__(self) -> Iterator[Any]:
         return iter([*self][::-1])

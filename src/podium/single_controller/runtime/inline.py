@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from podium.errors import DispatchError, UnsupportedByRuntime, WorkerError
-from podium.protocol import DataProto
-from podium.protocol.bodies import HeldBody, Read
+from podium.protocol.bodies import HeldBody
 from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import parted_result
 from podium.single_controller.context import RankContext
@@ -110,17 +106,7 @@ def _answer(result: Any, reply: Reply, *, zero_copy: bool) -> Any:
     if found is None:
         return _shared(result) if zero_copy else detached_copy(result)
     header, body = found
-    return RemoteRows.of(header, RankBody(body))
-
-
-@dataclass(frozen=True)
-class RankBody:
-    """What a rank has made. It lies in this process, but counts as lying elsewhere, as on any other runtime."""
-
-    rows: DataProto
-
-    def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
-        return HeldBody(self.rows).begin(keys, rows)
+    return RemoteRows.of(header, HeldBody(body, is_of_rank=True))
 
 
 class InlineReference:
