@@ -53,6 +53,11 @@ def test_simple_values_come_back_as_they_were(value: Any):
     assert type(pack(value, is_reference)) is bytes
 
 
+def test_keys_of_a_dict_travel_by_value_too():
+    ((key, value),) = round_trip({(lambda: 7): 1}).items()
+    assert (key(), value) == (7, 1)
+
+
 @pytest.mark.parametrize("rows", [2, 100_000])
 def test_tensors_arrays_and_rows_come_back_private_and_writable(rows: int):
     tensor, array = torch.arange(rows), np.arange(rows)

@@ -72,7 +72,7 @@ def pack(value: Any, is_reference: Callable[[object], bool], *, shared: bool = F
     if not shared and (small := _small_rows(value)) is not None:
         return small
     buffers: list[pickle.PickleBuffer] = []
-    if _is_plain(value):
+    if is_plain(value):
         message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     else:
         stream = io.BytesIO()
@@ -148,7 +148,7 @@ def _small_rows(value: object) -> bytes | None:
     """
     is_argument = _is_one_argument(value)
     rows = value[0][0] if is_argument else value  # type: ignore[index]
-    if type(rows) is not DataProto or not _is_plain(rows):
+    if type(rows) is not DataProto or not is_plain(rows):
         return None
     packed = packed_if_small(rows)
     if packed is None:
@@ -174,17 +174,19 @@ _SIMPLE = (type(None), bool, int, float, str)
 """What pickle alone writes as well as cloudpickle."""
 
 
-def _is_plain(value: object, depth: int = 4) -> bool:
+def is_plain(value: object, depth: int = 4) -> bool:
     """Whether the value is made of rows and few simple values, which pickle alone carries as well, in half the time."""
     kind = type(value)
     if kind in _SIMPLE:
         return True
     if kind is DataProto:
-        return not value.non_tensor_batch and _is_plain(value.meta_info, depth)  # type: ignore[attr-defined]
+        return not value.non_tensor_batch and is_plain(value.meta_info, depth)  # type: ignore[attr-defined]
     if kind not in (tuple, list, dict) or not depth or len(value) > FEW:  # type: ignore[arg-type]
         return False
+    if kind is dict and not all(type(key) in _SIMPLE for key in value):  # type: ignore[attr-defined]
+        return False
     items: Iterable[object] = value.values() if kind is dict else value  # type: ignore[attr-defined,assignment]
-    return all(_is_plain(item, depth - 1) for item in items)
+    return all(is_plain(item, depth - 1) for item in items)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no annotations

@@ -75,7 +75,7 @@ from podium.single_controller.runtime.ray.finding import named_actor, names_with
 from podium.single_controller.runtime.ray.looking import testimony_by_node
 from podium.single_controller.runtime.ray.message import folded
 from podium.single_controller.runtime.ray.order import OWNER, Lines
-from podium.single_controller.runtime.ray.sending import Sent, constructor_message
+from podium.single_controller.runtime.ray.sending import Sent, always_travels, constructor_message
 from podium.single_controller.runtime.ray.store import body_of
 
 SHUT_DOWN = "the Ray session that the ranks were started in was shut down: make the group anew"
@@ -198,12 +198,14 @@ class RayRuntime(Runtime):
             raise GroupClosedError(SHUT_DOWN)
         different = {id(call): call for call in calls.values()}
         is_shared = len(different) < len(calls)
-        pieces = {key: Sent.of(call, calls, is_shared=is_shared) for key, call in different.items()}
+        tickets, pieces = dict[int, RayTicket](), dict[int, Sent]()
+        if not all(map(always_travels, different.values())):  # what cannot be sent to one rank is sent to none
+            pieces = {key: Sent.of(call, calls, is_shared=is_shared) for key, call in different.items()}
         with self._sending:  # the driver and its outbox: what is counted first is sent first
-            return {
-                rank: self._send(rank, call, pieces[id(call)], Reply.NOTHING if rank in quiet else reply)
-                for rank, call in calls.items()
-            }
+            for rank, call in calls.items():
+                piece = pieces.get(id(call)) or pieces.setdefault(id(call), Sent.of(call, calls, is_shared=is_shared))
+                tickets[rank] = self._send(rank, call, piece, Reply.NOTHING if rank in quiet else reply)
+        return tickets
 
     def _send(self, rank: int, call: RankCall, sent: Sent, reply: Reply) -> RayTicket:
         entry = self._entries.get(rank, {}).get((call.role, call.method, reply)) or self._new_entry(rank, call, reply)

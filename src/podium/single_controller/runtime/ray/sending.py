@@ -10,7 +10,7 @@ import ray
 
 from podium.errors import DispatchError
 from podium.single_controller.runtime.base import RankCall
-from podium.single_controller.runtime.payload import IN_MESSAGE_BYTES, HoldsReference, pack
+from podium.single_controller.runtime.payload import IN_MESSAGE_BYTES, HoldsReference, is_plain, pack
 from podium.single_controller.runtime.rank import called_as
 from podium.single_controller.runtime.ray.actor import is_reference
 from podium.single_controller.runtime.ray.message import folded
@@ -52,6 +52,11 @@ class Sent(NamedTuple):
     def holds_references(self) -> bool:
         """Whether Ray has to find arguments before the call can start."""
         return bool(self.args or self.kwargs)
+
+
+def always_travels(call: RankCall) -> bool:
+    """Whether nothing can go wrong when the arguments are packed: then the first ranks may begin while others are still sent."""
+    return is_plain((call.args, call.kwargs))
 
 
 def constructor_message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
