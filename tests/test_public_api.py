@@ -15,7 +15,7 @@ SURFACE = {
         kl_of_rows logprobs_and_entropies
     """,
     "podium.checkpoint": """
-        Checkpoint CheckpointStore FileEntry Manifest load_state save_state sync
+        Checkpoint CheckpointStore FileEntry Manifest Saver WrittenFiles load_state save_state sync write_manifest
     """,
     "podium.config": """
         ActorConfig AlgorithmConfig EngineConfig ModelConfig OptimConfig ProfilerConfig RefConfig RewardConfig RolloutConfig

@@ -8,26 +8,52 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
-from podium.checkpoint import CheckpointStore
+from podium.checkpoint import Checkpoint, CheckpointStore, Manifest, WrittenFiles, manifest, write_manifest
 from podium.checkpoint import store as store_module
 from podium.errors import CheckpointError
 
 
 def save(store: CheckpointStore, step: int, text: str = "state", **info: int) -> None:
-    with store.writing(step, info=dict(info)) as folder:
+    def write(local_path: str) -> list[WrittenFiles]:
+        folder = Path(local_path)
         (folder / "actor").mkdir()
         (folder / "actor" / "rank-0.bin").write_text(f"{text} of step {step}")
         (folder / "driver.json").write_text("{}")
+        return [
+            WrittenFiles.of(folder, "rank 0 on a", ["actor/rank-0.bin"]),
+            WrittenFiles.of(folder, "the driver", ["driver.json"]),
+            WrittenFiles.of(folder, "rank 1 on b", []),
+        ]
+
+    store.save(step, write, info=dict(info))
 
 
 def save_half(store: CheckpointStore, step: int, failure: BaseException) -> None:
-    with store.writing(step) as folder:
-        (folder / "half").write_text("ha")
+    def write(local_path: str) -> list[WrittenFiles]:
+        (Path(local_path) / "half").write_text("ha")
         raise failure
+
+    store.save(step, write)
+
+
+def saved_elsewhere(store: CheckpointStore, step: int, elsewhere: Path, *seen: str, shortened: bool = False) -> None:
+    """Two ranks write on a disk that the driver does not see; `seen` files come to it all the same."""
+
+    def write(local_path: str) -> list[WrittenFiles]:
+        elsewhere.mkdir(exist_ok=True)
+        for rank in range(2):
+            (elsewhere / f"rank-{rank}.bin").write_text("state")
+        for name in seen:
+            (Path(local_path) / name).write_text("sta" if shortened else "state")
+        return [WrittenFiles.of(elsewhere, f"rank {rank} on node-{rank}", [f"rank-{rank}.bin"]) for rank in range(2)]
+
+    store.save(step, write)
 
 
 def names(root: Path) -> list[str]:
@@ -69,8 +95,13 @@ def test_an_empty_root_is_a_fresh_start(store: CheckpointStore) -> None:
 def test_older_ones_go_only_after_success(store: CheckpointStore) -> None:
     for step in (2, 4):
         save(store, step)
-    with store.writing(6):
+
+    def write(local_path: str) -> list[WrittenFiles]:
         assert {"step-2", "step-4"} <= set(names(store.root))
+        (Path(local_path) / "state").write_text("")
+        return [WrittenFiles.of(Path(local_path), "rank 0")]
+
+    store.save(6, write)
     assert names(store.root) == ["step-4", "step-6"]
 
 
@@ -92,7 +123,7 @@ def test_a_disk_that_fails_while_sealing_harms_nothing(store: CheckpointStore, m
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store_module, "seal", full)
+    monkeypatch.setattr(store_module, "write_manifest", full)
     with pytest.raises(CheckpointError, match=r"step 2 cannot be finished.*No space left"):
         save(store, 2)
     assert names(store.root) == ["step-1"]
@@ -103,10 +134,11 @@ def test_kill_in_the_middle_leaves_the_last_good_one(store: CheckpointStore) -> 
     code = f"""
 import pathlib, time
 from podium.checkpoint import CheckpointStore
-with CheckpointStore(pathlib.Path({str(store.root)!r}), keep=1).writing(2) as folder:
-    (folder / "rank-0.bin").write_text("half")
+def write(folder):
+    (pathlib.Path(folder) / "rank-0.bin").write_text("half")
     print("writing", flush=True)
     time.sleep(60)
+CheckpointStore(pathlib.Path({str(store.root)!r}), keep=1).save(2, write)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -144,6 +176,9 @@ def damage(folder: Path, how: str) -> str:
     if how == "no manifest":
         manifest.unlink()
         return "manifest.json is missing"
+    if how == "empty":
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"files": {}}))
+        return "manifest.json lists no file"
     if how == "other version":
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 2}))
         return "manifest.json is damaged or of another version"
@@ -154,7 +189,7 @@ def damage(folder: Path, how: str) -> str:
     return "manifest.json is damaged"
 
 
-DAMAGES = ["truncated", "flipped", "missing", "no manifest", "garbage manifest", "other version", "renamed"]
+DAMAGES = ["truncated", "flipped", "missing", "no manifest", "garbage manifest", "empty", "other version", "renamed"]
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -235,8 +270,81 @@ def test_discard_after_takes_the_abandoned_future(store: CheckpointStore) -> Non
 def test_wrong_use_is_told(store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError, match="at least 1"):
         CheckpointStore(store.root, keep=0)
-    with pytest.raises(CheckpointError, match="plain JSON"), store.writing(1, info={"t": object()}):  # type: ignore[dict-item]
-        pass
-    with pytest.raises(CheckpointError, match="the store's own"), store.writing(1) as folder:
-        (folder / "manifest.json").write_text("{}")
-    assert names(store.root) == []
+    with pytest.raises(CheckpointError, match="plain JSON"):
+        store.save(1, lambda folder: [], info={"t": object()})  # type: ignore[dict-item]
+    assert not store.root.exists()
+
+
+def listing(*names: str, writer: str = "rank 0 on a") -> Callable[[str], list[WrittenFiles]]:
+    def write(local_path: str) -> list[WrittenFiles]:
+        for name in ("state", "manifest.json"):
+            (Path(local_path) / name).write_text("{}")
+        return [WrittenFiles.of(Path(local_path), writer, names), WrittenFiles.of(Path(local_path), "rank 1 on b", ["state"])]
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (lambda folder: [], r"nothing was written into .*\(asked: no rank\)"),
+        (lambda folder: [WrittenFiles.of(Path(folder), f"rank {rank}") for rank in (0, 1)], r"\(asked: rank 0, rank 1\)"),
+        (listing("state"), r"rank 0 on a and rank 1 on b both wrote .*/state: use a name for each rank"),
+        (listing("manifest.json"), r"rank 0 on a wrote .*manifest\.json; that name is the manifest's own"),
+        (listing(), r"holds manifest\.json, but the writer did not list it"),
+    ],
+)
+def test_a_list_that_is_not_the_folder_is_refused_and_the_older_one_stays(
+    store: CheckpointStore, write: Callable[[str], list[WrittenFiles]], reason: str
+) -> None:
+    only = CheckpointStore(store.root, keep=1)
+    save(only, 1)
+    with pytest.raises(CheckpointError, match=reason):
+        only.save(2, write)
+    assert names(only.root) == ["step-1"]
+    assert latest_step(only) == 1
+
+
+@pytest.mark.parametrize(
+    ("seen", "shortened", "reason"),
+    [
+        ([], False, r"rank 0 on node-0 wrote .*/rank-0\.bin with 5 bytes, but the driver on .* does not see the file\. The"),
+        (["rank-0.bin"], False, r"rank 1 on node-1 wrote .*/rank-1\.bin with 5 bytes"),
+        (["rank-0.bin", "rank-1.bin"], True, r"rank 0 on node-0 wrote .* 5 bytes, but the driver on .* sees 3 bytes"),
+    ],
+)
+def test_files_on_another_nodes_disk_are_an_error_and_the_older_one_stays(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[str], shortened: bool, reason: str
+) -> None:
+    """The driver sealed an empty folder, and keep=1 removed the good checkpoint."""
+    monkeypatch.setattr(manifest, "VISIBLE_WITHIN_S", 0.0)
+    only = CheckpointStore(store.root, keep=1)
+    save(only, 1)
+    with pytest.raises(CheckpointError, match=reason):
+        saved_elsewhere(only, 2, tmp_path / "elsewhere", *seen, shortened=shortened)
+    assert names(only.root) == ["step-1"]
+    assert latest_step(only) == 1
+
+
+def test_files_that_are_seen_late_are_waited_for(store: CheckpointStore, tmp_path: Path) -> None:
+    """As on NFS, where another node's new files are seen after a while."""
+    (tmp_path / "late").write_text("state")
+
+    def write(local_path: str) -> list[WrittenFiles]:
+        Timer(0.3, lambda: (Path(local_path) / "late").write_text("state")).start()
+        return [WrittenFiles.of(tmp_path, "rank 0 on a", ["late"])]
+
+    store.save(1, write)
+    assert store.load(1).manifest.files.keys() == {"late"}
+
+
+def test_a_model_folder_is_sealed_and_verified_as_a_checkpoint_is(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "weights").write_text("abc")
+    write_manifest(tmp_path, Manifest.draft(7, {}), [WrittenFiles.of(tmp_path, "rank 0")])
+    found = Checkpoint.read(tmp_path)
+    found.verify()
+    assert (found.step, list(found.manifest.files)) == (7, ["inner/weights"])
+    (tmp_path / "inner" / "weights").write_text("abd")
+    with pytest.raises(CheckpointError, match="weights is damaged"):
+        found.verify()

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from podium.errors import ConfigError
+from podium.checkpoint import Checkpoint, WrittenFiles, manifest
+from podium.errors import CheckpointError, ConfigError
 from podium.observability import Metrics, Progress
 from podium.trainers import RunDirectory, Session
 from podium.trainers.session import publish_model
@@ -20,14 +21,14 @@ def test_throughput_is_per_rank_and_tokens_per_s_is_of_all_ranks(tmp_path):
     """As verl's perf/throughput, which is per GPU."""
     progress = Progress(Console(file=io.StringIO()))
     with Session(RunDirectory(tmp_path), progress, num_ranks=4, save_freq=0, keep=1, total_steps=9) as session:
-        session.end_step(1, Metrics(), lambda folder: None, tokens=1000)
+        session.end_step(1, Metrics(), lambda folder: [], tokens=1000)
     row = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert row["perf/tokens_per_s"] == pytest.approx(1000 / row["timing_s/step"])
     assert row["perf/throughput"] == pytest.approx(row["perf/tokens_per_s"] / 4)
 
 
 def test_a_published_model_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """Every file, then the folders, then the rename, then the parent's list of names."""
+    """Every file, then the manifest, the folders, then the rename, then the parent's list of names."""
     events: list[str] = []
     fsync, rename = os.fsync, Path.rename
 
@@ -39,17 +40,28 @@ def test_a_published_model_is_on_the_disk_before_it_has_its_name(tmp_path, monke
         events.append("rename")
         return rename(self, target)
 
-    def save(folder: str) -> None:
+    def save(folder: str) -> list[WrittenFiles]:
         (Path(folder) / "inner").mkdir()
         for name in ("config.json", "inner/model.safetensors"):
             (Path(folder) / name).write_text("x")
+        return [WrittenFiles.of(Path(folder), "rank 0")]
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(Path, "rename", recorded_rename)
-    publish_model(tmp_path / "run" / "hf", save)
-    assert set(events[:4]) == {"config.json", "model.safetensors", "inner", ".hf.tmp"}
-    assert events[3:] == [".hf.tmp", "rename", "run"]
-    assert (tmp_path / "run" / "hf" / "inner" / "model.safetensors").is_file()
+    publish_model(tmp_path / "run" / "hf", save, step=3)
+    assert events == ["config.json", "model.safetensors", "manifest.json", "inner", ".hf.tmp", "rename", "run"]
+    published = Checkpoint.read(tmp_path / "run" / "hf")
+    published.verify()
+    assert (published.step, set(published.manifest.files)) == (3, {"config.json", "inner/model.safetensors"})
+
+
+def test_a_model_that_the_driver_does_not_see_is_not_published(tmp_path, monkeypatch):
+    """The driver published an empty folder when rank 0 wrote on the disk of another node."""
+    monkeypatch.setattr(manifest, "VISIBLE_WITHIN_S", 0.0)
+    (tmp_path / "model.safetensors").write_text("x")
+    with pytest.raises(CheckpointError, match=r"rank 0 on b wrote .*model\.safetensors with 1 bytes, but the driver on "):
+        publish_model(tmp_path / "hf", lambda folder: [WrittenFiles.of(tmp_path, "rank 0 on b")], step=3)
+    assert not (tmp_path / "hf").exists()
 
 
 def test_a_run_directory_has_one_writer_at_a_time(tmp_path):

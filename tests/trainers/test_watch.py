@@ -52,7 +52,7 @@ def test_a_session_logs_what_its_watchers_say(tmp_path, caplog):
         Session(RunDirectory(tmp_path), progress, watchers=watchers, **sizes) as session,
     ):
         for number in range(1, 9):
-            session.end_step(number, Metrics({"critic/advantages/zero_frac": Last(1.0)}), lambda folder: None)
+            session.end_step(number, Metrics({"critic/advantages/zero_frac": Last(1.0)}), lambda folder: [])
     assert [record.message for record in caplog.records if "nothing was learned" in record.message] == [
         f"step {NUM_STEPS}: nothing was learned from the last {NUM_STEPS} steps: all samples of each prompt had the same reward "
         "(mean 0), which leaves no gradient. Try a longer warm-up, an easier task, partial credit, or a larger rollout.sampling.n"

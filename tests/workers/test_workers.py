@@ -120,10 +120,19 @@ def test_an_update_reports_every_mini_batch_and_keeps_its_input(policy):
 def test_save_and_load_continue_bit_for_bit(policy, tmp_path):
     policy.update_weights()
     batch = to_learn(policy.generate_sequences(prompts()).get())
-    policy.save_checkpoint(str(tmp_path))
+    (listed,) = policy.save_checkpoint(str(tmp_path))
+    assert set(listed.files) == {path.name for path in tmp_path.iterdir()} == {"train.safetensors", "train.json"}
     first = policy.update_actor(batch).meta_info["metrics"].to_floats()
     policy.load_checkpoint(str(tmp_path))
     assert policy.update_actor(batch).meta_info["metrics"].to_floats() == first
+
+
+@pytest.mark.parametrize("method", ["save_checkpoint", "save_hf"])
+def test_a_folder_that_a_rank_does_not_see_is_an_error_and_is_not_made(trainer, tmp_path, method):
+    """Rank 0 of another node made the folder on its own disk."""
+    with pytest.raises(WorkerError, match=r"rank 0 on .* does not see the folder .*/gone, into which it should write"):
+        getattr(trainer, method)(str(tmp_path / "gone"))
+    assert not (tmp_path / "gone").exists()
 
 
 def test_training_without_a_loss_says_so(trainer):

@@ -1,7 +1,18 @@
 """Save and resume, exact and atomic: a store of checkpoints, and the two files that hold one owner's state."""
 
-from podium.checkpoint.manifest import Checkpoint, FileEntry, Manifest, sync
+from podium.checkpoint.manifest import Checkpoint, FileEntry, Manifest, WrittenFiles, sync, write_manifest
 from podium.checkpoint.state import load_state, save_state
-from podium.checkpoint.store import CheckpointStore
+from podium.checkpoint.store import CheckpointStore, Saver
 
-__all__ = ["Checkpoint", "CheckpointStore", "FileEntry", "Manifest", "load_state", "save_state", "sync"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointStore",
+    "FileEntry",
+    "Manifest",
+    "Saver",
+    "WrittenFiles",
+    "load_state",
+    "save_state",
+    "sync",
+    "write_manifest",
+]

@@ -1,10 +1,16 @@
-"""What makes a folder a checkpoint: `manifest.json`, written last, lists every file with its size and SHA-256."""
+"""What makes a folder complete: `manifest.json`, written last, lists every file with its size and SHA-256.
+
+Whoever writes files lists them: a rank reads its own files once more, where they are still in memory. The driver, which may
+be on another machine, compares the lists with what it sees of the folder, and reads nothing.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,15 +22,37 @@ from podium.errors import CheckpointError
 
 MANIFEST_FILE: Final = "manifest.json"
 VERSION: Final = 1
+VISIBLE_WITHIN_S: Final = 60.0
+"""How long a file of another node may take to be seen here: NFS keeps what it knows of a folder for up to a minute."""
+LOOK_EVERY_S: Final = 0.2
 
 
 class FileEntry(BaseModel):
-    """One file of a checkpoint."""
+    """One file of a folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     size_bytes: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class WrittenFiles:
+    """What one process wrote into a folder, as it says itself."""
+
+    writer: str
+    """For messages: which rank on which node."""
+    files: Mapping[str, FileEntry]
+    """By path inside the folder, with forward slashes. Empty for a rank that wrote nothing."""
+
+    @classmethod
+    def of(cls, folder: Path, writer: str, names: Iterable[str] | None = None) -> WrittenFiles:
+        """Bring these files (None: all that are in the folder) to the disk, and list them.
+
+        Reads every byte for its SHA-256, so call it where the files were just written. OSError from the disk.
+        """
+        inside = sorted(folder.rglob("*")) if names is None else [folder / name for name in names]
+        return cls(writer, {path.relative_to(folder).as_posix(): _synced_entry(path) for path in inside if not path.is_dir()})
 
 
 class Manifest(BaseModel):
@@ -37,7 +65,7 @@ class Manifest(BaseModel):
     version: Literal[1]
     """Of this format."""
     step: int
-    """The training step after which the state was taken."""
+    """The training step after which the files were written."""
     created: str
     """UTC, ISO 8601."""
     info: dict[str, JsonValue]
@@ -68,14 +96,17 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Read the manifest only. CheckpointError when it is missing or not a manifest."""
+        """Read the manifest only. CheckpointError when it is missing, lists no file or is not a manifest."""
         file = path / MANIFEST_FILE
         try:
-            return cls(path, Manifest.model_validate_json(file.read_bytes()))
+            found = cls(path, Manifest.model_validate_json(file.read_bytes()))
         except FileNotFoundError as exc:
             raise CheckpointError(f"{file} is missing: the checkpoint was not finished, or lost it") from exc
         except (OSError, ValidationError) as exc:
             raise CheckpointError(f"{file} is damaged or of another version: {exc}") from exc
+        if not found.manifest.files:
+            raise CheckpointError(f"{file} lists no file: what was saved lies on the disk of another node, or nowhere")
+        return found
 
     def verify(self) -> None:
         """Compare every file with the manifest. CheckpointError names the first that is missing, cut short or changed.
@@ -98,16 +129,19 @@ class Checkpoint:
                 raise CheckpointError(f"{file} has {size_bytes} bytes, the manifest says {entry.size_bytes}")
 
 
-def seal(folder: Path, draft: Manifest) -> None:
-    """Bring every file of the folder to the disk and write the manifest, which makes it a checkpoint.
+def write_manifest(folder: Path, draft: Manifest, written: Sequence[WrittenFiles]) -> None:
+    """Write the manifest of what `written` lists, which makes the folder complete, and bring its names to the disk.
 
-    Reads every byte once more for its SHA-256. CheckpointError when a file has the manifest's name; OSError from the disk.
+    CheckpointError, naming the writer, when the folder is not as listed: a file is missing here or has another size, two ranks
+    wrote the same one, one is not listed, or nothing was written. OSError from the disk.
     """
-    manifest_path = folder / MANIFEST_FILE
-    if manifest_path.exists():
-        raise CheckpointError(f"{manifest_path} was written by a caller; that name is the store's own")
+    files = _merged(folder, written)
+    _await_visible(folder, written)
     inside = sorted(folder.rglob("*"))
-    files = {path.relative_to(folder).as_posix(): _synced_entry(path) for path in inside if path.is_file()}
+    found = {path.relative_to(folder).as_posix() for path in inside if not path.is_dir()}
+    if unlisted := sorted(found - files.keys()):
+        raise CheckpointError(f"{folder} holds {', '.join(unlisted)}, but the writer did not list it: list all files")
+    manifest_path = folder / MANIFEST_FILE
     manifest_path.write_text(draft.model_copy(update={"files": files}).model_dump_json(indent=1), encoding="utf-8")
     sync(manifest_path)
     for inner in (*(path for path in inside if path.is_dir()), folder):
@@ -121,6 +155,45 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _merged(folder: Path, written: Sequence[WrittenFiles]) -> dict[str, FileEntry]:
+    """The files of all writers by name, sorted."""
+    writers: dict[str, str] = {}
+    for one in written:
+        for name in one.files:
+            if name == MANIFEST_FILE:
+                raise CheckpointError(f"{one.writer} wrote {folder / name}; that name is the manifest's own: use another one")
+            if name in writers:
+                raise CheckpointError(f"{writers[name]} and {one.writer} both wrote {folder / name}: use a name for each rank")
+            writers[name] = one.writer
+    if not writers:
+        asked = ", ".join(one.writer for one in written) or "no rank"
+        raise CheckpointError(f"nothing was written into {folder} (asked: {asked}): there is nothing to keep")
+    return dict(sorted(pair for one in written for pair in one.files.items()))
+
+
+def _await_visible(folder: Path, written: Sequence[WrittenFiles]) -> None:
+    """CheckpointError unless every file is seen here, with its size, within `VISIBLE_WITHIN_S`."""
+    give_up = time.monotonic() + VISIBLE_WITHIN_S
+    while (difference := _difference(folder, written)) is not None:
+        if time.monotonic() > give_up:
+            raise CheckpointError(
+                f"{difference}. The driver and all ranks must see the same files under {folder.parent}: use a folder that all "
+                "nodes share, such as one on NFS or Lustre"
+            )
+        time.sleep(LOOK_EVERY_S)
+
+
+def _difference(folder: Path, written: Sequence[WrittenFiles]) -> str | None:
+    for one in written:
+        for name, entry in one.files.items():
+            file = folder / name
+            size_bytes = file.stat().st_size if file.is_file() else None
+            if size_bytes != entry.size_bytes:
+                seen = "does not see the file" if size_bytes is None else f"sees {size_bytes} bytes"
+                return f"{one.writer} wrote {file} with {entry.size_bytes} bytes, but the driver on {platform.node()} {seen}"
+    return None
 
 
 def _synced_entry(path: Path) -> FileEntry:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written beside, sealed, renamed into place; older ones go only after that.
+"""The checkpoints of a run: written beside, listed in a manifest, renamed into place; older ones go only after that.
 
     root/step-10/             a checkpoint: its files and manifest.json
     root/.tmp-step-20-4f1c/   being written; its writer holds a lock that dies with it, so a dead writer's is swept
@@ -15,19 +15,24 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from pydantic import JsonValue
 
-from podium.checkpoint.manifest import Checkpoint, Manifest, seal, sync
+from podium.checkpoint.manifest import Checkpoint, Manifest, WrittenFiles, sync, write_manifest
 from podium.errors import CheckpointError
 
 TEMP_PREFIX: Final = ".tmp-"
 REPLACED_PREFIX: Final = ".replaced-"
 _STEP_FOLDER: Final = re.compile(rf"(?:{re.escape(REPLACED_PREFIX)})?step-(\d+)")
+
+
+class Saver(Protocol):
+    """Writes files into a folder, perhaps from many ranks; the list of each rank's files is its answer."""
+
+    def __call__(self, local_path: str, /) -> Sequence[WrittenFiles]: ...
 
 
 class CheckpointStore:
@@ -44,12 +49,11 @@ class CheckpointStore:
         self.keep = keep
         self.skipped: list[str] = []
 
-    @contextmanager
-    def writing(self, step: int, *, info: Mapping[str, JsonValue] | None = None) -> Iterator[Path]:
-        """A folder to write the files of `step` into, from this process and others; it is the checkpoint once the body ends.
+    def save(self, step: int, save: Saver, *, info: Mapping[str, JsonValue] | None = None) -> None:
+        """Let `save` write the files of `step` into a folder, which is the checkpoint once all of them are seen here.
 
-        The files must be closed by then. `info` goes into the manifest. An exception in the body passes through, and its
-        folder is removed. Raises CheckpointError when the disk refuses to finish; earlier checkpoints are whole either way.
+        `info` goes into the manifest. An exception of `save` passes through, and its folder is removed. Raises CheckpointError
+        when the files are not as they are listed, or when the disk refuses; earlier checkpoints are whole either way.
         """
         draft = Manifest.draft(step, info or {})
         self.root.mkdir(parents=True, exist_ok=True)
@@ -59,8 +63,7 @@ class CheckpointStore:
         lock = os.open(temp, os.O_RDONLY)
         try:
             _try_lock(lock)
-            yield temp
-            self._publish(temp, draft)
+            self._publish(temp, draft, save(str(temp.absolute())))
         finally:
             shutil.rmtree(temp, ignore_errors=True)  # after a success there is nothing left under this name
             os.close(lock)
@@ -102,11 +105,11 @@ class CheckpointStore:
             if later > step:
                 self._remove(path)
 
-    def _publish(self, temp: Path, draft: Manifest) -> None:
+    def _publish(self, temp: Path, draft: Manifest, written: Sequence[WrittenFiles]) -> None:
         final = self.root / f"step-{draft.step}"
         replaced = self.root / f"{REPLACED_PREFIX}{final.name}"
         try:
-            seal(temp, draft)
+            write_manifest(temp, draft, written)
             if final.exists():
                 final.rename(replaced)
             temp.rename(final)

@@ -111,7 +111,7 @@ def reinforce(
         ppo.fit()
         ppo.report_held_out("after", step=trainer.total_steps)
         progress.announce("saving the model")
-        publish_model(directory.hf, group.call.save_hf)
+        publish_model(directory.hf, group.call.save_hf, step=trainer.total_steps)
 
 
 @dataclass(frozen=True)

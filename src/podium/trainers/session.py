@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from podium.checkpoint import CheckpointStore, sync
+from podium.checkpoint import CheckpointStore, Manifest, Saver, sync, write_manifest
 from podium.errors import CheckpointError
 from podium.observability import (
     DRIVER_MB,
@@ -38,12 +38,6 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Saver(Protocol):
-    """A group call that writes its ranks' state into a folder."""
-
-    def __call__(self, local_path: str, /) -> object: ...
 
 
 class Clocks:
@@ -104,7 +98,7 @@ class Session:
         for reason in self._store.skipped:
             logger.warning("a checkpoint is not used: %s", reason)
         if checkpoint:
-            load(str(checkpoint.path))
+            load(str(checkpoint.path.absolute()))
             self._store.discard_after(checkpoint.step)
         elif saves_step_zero and self._recorder.last_step:
             raise CheckpointError(
@@ -171,8 +165,8 @@ class Session:
             self.profiler.before(step)
 
     def _save(self, step: int, save: Saver) -> None:
-        with self.spans("save_checkpoint"), self._store.writing(step) as folder:
-            save(str(folder))
+        with self.spans("save_checkpoint"):
+            self._store.save(step, save)
 
 
 class _HasSession(Protocol):
@@ -200,15 +194,13 @@ def _peak_rss_gb() -> float:
     return peak / (1e9 if sys.platform == "darwin" else 1e6)
 
 
-def publish_model(folder: Path, save: Saver) -> None:
-    """Write a model folder beside, bring it to the disk, then rename it: a folder of that name is always complete, also after a
-    power cut."""
+def publish_model(folder: Path, save: Saver, *, step: int) -> None:
+    """Write the model of `step` into a folder beside, with a manifest, then rename it: a folder of that name is always complete,
+    also after a power cut. CheckpointError, and no such folder, when the driver does not see the files that the ranks wrote."""
     beside = folder.with_name(f".{folder.name}.tmp")
     _remove(beside)
     beside.mkdir(parents=True)
-    save(str(beside))
-    for inner in (*beside.rglob("*"), beside):
-        sync(inner)
+    write_manifest(beside, Manifest.draft(step, {}), save(str(beside.absolute())))
     _remove(folder)
     beside.rename(folder)
     sync(folder.parent)

@@ -39,7 +39,7 @@ class SFTTrainer:
             metrics = self.update(batch)
             self.session.end_step(step, metrics.prefixed("warmup"), self.model.save_checkpoint)
         self.session.announce("saving the warmed-up model")
-        publish_model(self.session.run.hf, self.model.save_hf)
+        publish_model(self.session.run.hf, self.model.save_hf, step=self.config.warmup.steps)
 
     @timed
     def batch(self, step: int) -> DataProto:

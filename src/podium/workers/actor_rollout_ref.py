@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from podium.algorithms import Aggregation, KLTerm, PolicyLoss
+from podium.checkpoint import WrittenFiles
 from podium.config import ActorConfig, ModelConfig, ProfilerConfig, RolloutConfig, SamplingConfig
 from podium.engines import pick_device
 from podium.errors import ConfigError, unknown_name
@@ -169,9 +170,9 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
         return version
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, local_path: str) -> None:
+    def save_checkpoint(self, local_path: str) -> WrittenFiles:
         """Write what a resumed run needs of the actor; the rollout is filled again by `update_weights`."""
-        self.actor.save_checkpoint(local_path)
+        return self.actor.save_checkpoint(local_path)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, local_path: str) -> None:
@@ -179,9 +180,9 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
         self.actor.load_checkpoint(local_path)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_hf(self, local_path: str) -> None:
+    def save_hf(self, local_path: str) -> WrittenFiles:
         """Write the actor and its tokenizer as a folder that `from_pretrained` loads."""
-        self.actor.save_hf(local_path)
+        return self.actor.save_hf(local_path)
 
     def _build_rollout(self, model: PreTrainedModel) -> BaseRollout:
         tokenizer = self._tokenizer = load_tokenizer(self.spec.model)

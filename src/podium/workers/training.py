@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import torch
 from transformers import PreTrainedModel
 
 from podium.algorithms import Loss
-from podium.checkpoint import load_state, save_state
+from podium.checkpoint import WrittenFiles, load_state, save_state
 from podium.config import EngineConfig, ModelConfig, OptimConfig
 from podium.engines import BaseEngine, EngineRegistry, collective_backend, pick_device
-from podium.errors import DataError, EngineError
+from podium.errors import CheckpointError, DataError, EngineError
 from podium.models import load_model, load_tokenizer
 from podium.observability import Last, Metrics
 from podium.protocol import DataProto, Field, check_fields
@@ -101,11 +102,13 @@ class TrainingWorker(Worker):
         return self.engine.infer_batch(batch, temperature=_temperature(batch))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, local_path: str) -> None:
-        """Write what a resumed run needs into the existing folder `local_path`."""
+    def save_checkpoint(self, local_path: str) -> WrittenFiles:
+        """Write what a resumed run needs into the existing folder `local_path`; the list of what this rank wrote there."""
+        folder = self._folder(local_path)
         tensors, numbers = self.engine.state()
         if self.rank == 0:
-            save_state(Path(local_path) / STATE_NAME, tensors, numbers)
+            save_state(folder / STATE_NAME, tensors, numbers)
+        return self._written(folder)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, local_path: str) -> None:
@@ -114,11 +117,30 @@ class TrainingWorker(Worker):
         self.engine.load_state(tensors, _numbers(numbers))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_hf(self, local_path: str) -> None:
-        """Write model and tokenizer as a folder that `from_pretrained` loads."""
+    def save_hf(self, local_path: str) -> WrittenFiles:
+        """Write model and tokenizer into the existing folder `local_path`, which `from_pretrained` loads then; the list of what
+        this rank wrote there."""
+        folder = self._folder(local_path)
         self.engine.save_hf(local_path)
         if self.rank == 0:
             load_tokenizer(self.spec.model).save_pretrained(local_path)
+        return self._written(folder)
+
+    def _folder(self, local_path: str) -> Path:
+        """CheckpointError where this rank writes and does not see the folder: to make one would hide the files on this node."""
+        folder = Path(local_path)
+        if self.rank == 0 and not folder.is_dir():
+            raise CheckpointError(
+                f"{self._name} does not see the folder {folder}, into which it should write: use a folder that all nodes share"
+            )
+        return folder
+
+    def _written(self, folder: Path) -> WrittenFiles:
+        return WrittenFiles.of(folder, self._name, None if self.rank == 0 else ())
+
+    @property
+    def _name(self) -> str:
+        return f"rank {self.rank} on {platform.node()}"
 
     def _step(self, batch: DataProto) -> Metrics:
         if self._loss is None:
