@@ -119,6 +119,12 @@ def test_rows_without_a_score_are_in_no_group(norm_by_std: bool, score: float) -
     assert torch.equal(grpo_advantages(scores.nan_to_num(), groups, torch.zeros(5, dtype=torch.bool)), torch.zeros(5))
 
 
+def test_an_error_counts_the_rows_of_the_batch_not_those_that_were_scored() -> None:
+    is_scored = torch.tensor([False, False, True, True])
+    with pytest.raises(DataError, match="the score of row 3 is nan"):
+        grpo_advantages(torch.tensor([math.nan, 1.0, 2.0, math.nan]), torch.zeros(4, dtype=torch.int64), is_scored)
+
+
 def test_a_row_without_a_uid_is_refused() -> None:
     """H5: it would share its baseline with every other such row."""
     with pytest.raises(DataError, match="row 1 has no uid"):

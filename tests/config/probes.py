@@ -347,7 +347,7 @@ def step(config: RunConfig) -> Shown:
             "longest": int(lengths_of(batch.batch["responses"]).max()),
             "rewards": batch.batch["rewards"].tolist(),
             "reward_kl": batch.batch["reward_kl"].tolist() if "reward_kl" in batch.batch else None,
-            "advantages": parts(batch.batch["advantages"])[0].tolist(),
+            "advantages": batch.batch["advantages"].tolist(),
             "calls": list(recorded.noted),
             "temperatures": recorded.noted,
             "optimizer_steps": engine.version,

@@ -97,6 +97,19 @@ def test_the_update_does_not_depend_on_how_it_is_cut(mode: AggregationMode, term
         assert {name: metrics[name] for name in numbers} == pytest.approx(numbers, rel=1e-10, abs=1e-12)
 
 
+def test_one_advantage_a_row_gives_the_bits_of_the_same_one_for_each_token() -> None:
+    batch = batch_with_ref()
+    rows = batch.select([key for key in batch.batch if key != "advantages"])
+    rows.union(DataProto({"advantages": torch.tensor([1.0, 0.0, -2.0, 0.0, 0.0, -3.0], dtype=torch.float64)}))
+    for terms in TERMS.values():
+        loss, found = PolicyLoss(0.1, 0.1, **terms), []  # type: ignore[arg-type]
+        for one in (batch, rows):
+            engine = engine_of("llama", budget=16)
+            found.append((engine.train_batch(one, loss).to_floats(), weights_of(engine)))
+        assert found[0][0] == found[1][0]
+        assert largest_difference(found[0][1], found[1][1]) == 0.0
+
+
 def test_the_terms_are_all_at_work_in_that_batch() -> None:
     """Otherwise the test above would show nothing: each changes the update, but for dropping."""
     updates = {terms: plain_update(batch_with_ref(), PolicyLoss(0.1, 0.1, **TERMS[terms]), 0.8)[0] for terms in TERMS}  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -41,9 +41,11 @@ def rollout_of(
     max_rows: int = 1000,
     eos_token_ids: tuple[int, ...] = (EOS,),
     detokenize: Callable[[Sequence[int]], str] | None = None,
+    special_tokens: Mapping[str, int] | None = None,
 ) -> HFRollout:
     """A rollout that holds the model's own weights as version 0."""
-    rollout = HFRollout(model, eos_token_ids=eos_token_ids, pad_token_id=0, max_rows=max_rows, detokenize=detokenize)
+    texts = {"detokenize": detokenize, "special_tokens": special_tokens}
+    rollout = HFRollout(model, eos_token_ids=eos_token_ids, pad_token_id=0, max_rows=max_rows, **texts)  # type: ignore[arg-type]
     rollout.update_weights([(name, tensor.clone()) for name, tensor in named_weights(model)], version=0)
     return rollout
 

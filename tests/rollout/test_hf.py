@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from podium.config.schema import SamplingConfig
 from podium.errors import ConfigError, DataError, RolloutError, StaleWeightsError
-from podium.protocol import DataProto
+from podium.protocol import DataProto, pad_dataproto_to_divisor, without_padding
 from podium.protocol.jagged import parts
 from podium.rollout import build_rollout
 from podium.rollout.hf import HFRollout
@@ -158,6 +160,52 @@ def test_max_rows_bounds_a_batch() -> None:
     assert sum(tokens > 1 for _, tokens in shapes) <= 3  # 16 rows in three nearly equal batches
 
 
+# -- keys -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uids", [[7, 8], np.array([7, 8]), np.array([7, 8], dtype=np.uint8), ["7", "8"]])
+def test_integers_of_every_type_draw_the_same_tokens(uids: Any) -> None:
+    rollout, prompts = rollout_of(llama()), batch_of([[3, 4], [5]], uids=["7", "8"])
+    expected = rollout.generate(prompts, SAMPLED, seed=1, step=4)
+    other = DataProto({"prompts": prompts.batch["prompts"]}, {"uid": list(uids)})
+    found = rollout.generate(other, SAMPLED, seed=np.int64(1), step=np.int32(4))
+    assert rows_of(found, "responses") == rows_of(expected, "responses")
+
+
+@pytest.mark.parametrize("uid", [None, 7.0, np.float64(7), True, np.True_])
+def test_a_uid_that_cannot_name_a_prompt_is_refused(uid: Any) -> None:
+    with pytest.raises(DataError, match="uid of row 1"):
+        rollout_of(llama()).generate(batch_of([[3], [4]], uids=["a", uid]), SAMPLED, seed=0, step=0)
+
+
+# -- padding --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_prompts", [3, 1])
+def test_padding_rows_are_not_answered(num_prompts: int) -> None:
+    """Five prompts filled up to eight: the copies have the uid of the fifth, and every response is that of real rows alone."""
+    rollout, prompts = rollout_of(llama()), batch_of(RAGGED[:num_prompts])
+    expected = rollout.generate(prompts, SAMPLED, seed=0, step=0)
+    padded = pad_dataproto_to_divisor(prompts, 4)[0]
+    for rows in (padded, padded[::-1], padded[num_prompts:]):
+        with forward_shapes(rollout._model) as shapes:
+            found = rollout.generate(rows, SAMPLED, seed=0, step=0)
+        assert found.padding_mask.tolist() == rows.padding_mask.repeat_interleave(SAMPLED.n).tolist()
+        assert rows_of(found[found.padding_mask], "responses") == [[]] * (int(rows.padding_mask.sum()) * SAMPLED.n)
+        real, order = without_padding(found), without_padding(rows).non_tensor_batch["uid"].tolist()
+        assert real.non_tensor_batch["uid"].tolist() == [uid for uid in order for _ in range(SAMPLED.n)]
+        if not order:
+            assert not shapes
+            assert {key: column.dtype for key, column in found.batch.items()} == {
+                key: column.dtype for key, column in expected.batch.items()
+            }
+        elif rows is padded:
+            assert real.batch.keys() == expected.batch.keys()
+            for key, column in expected.batch.items():
+                assert torch.equal(*(parts(one)[0] if one.is_nested else one for one in (real.batch[key], column))), key
+            assert real.non_tensor_batch["finish_reason"].tolist() == expected.non_tensor_batch["finish_reason"].tolist()
+
+
 # -- stop strings ---------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +223,25 @@ def test_a_stop_string_ends_the_response_across_tokens_and_stays_in_it() -> None
         ends = [end for end in range(1, 13) if letters(whole[:end]).endswith(("ab", "cc"))]
         assert cut == whole[: min(ends, default=12)]
         assert reason == ("stop" if ends else "length")
+
+
+def test_a_stop_string_that_names_a_special_token_ends_the_response_at_it() -> None:
+    """Token 3 is <mark>; the text leaves it out, so "<" alone never stops there."""
+
+    def text(tokens: Sequence[int]) -> str:
+        return letters([token for token in tokens if token != 3])
+
+    rollout = rollout_of(llama(vocab_size=8), eos_token_ids=(), detokenize=text, special_tokens={"<mark>": 3})
+    free, part, whole = (
+        rollout.generate(batch_of([[3, 4]]), SamplingConfig(max_new_tokens=12, n=20, stop=stop), seed=0, step=0)
+        for stop in ((), ("<", "mark"), ("<mark>",))
+    )
+    assert rows_of(part, "responses") == rows_of(free, "responses")
+    for response, ended in zip(rows_of(free, "responses"), rows_of(whole, "responses"), strict=True):
+        assert ended == response[: response.index(3) + 1 if 3 in response else 12]
+    reasons = ["stop" if 3 in response else "length" for response in rows_of(free, "responses")]
+    assert whole.non_tensor_batch["finish_reason"].tolist() == reasons
+    assert "stop" in reasons
 
 
 def test_text_is_made_only_for_stop_strings() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from podium.config.schema import SamplingConfig
+from podium.errors import DataError
 from podium.rollout.sampling import draw, inverse_cdf, kept_probs, uniforms
 
 PROBS = torch.tensor([[0.1, 0.4, 0.2, 0.3]], dtype=torch.float64)
@@ -121,3 +125,18 @@ def test_a_stream_is_numpys_philox() -> None:
 
 def test_no_requests_give_no_streams() -> None:
     assert uniforms([], seed=0, step=0, count=3).shape == (0, 3)
+
+
+@pytest.mark.parametrize("integer", [np.int64, np.uint8, np.int32, torch.tensor])
+def test_an_integer_keys_the_same_stream_whatever_its_type(integer: Callable[[int], Any]) -> None:
+    expected = uniforms([("u", 1)], seed=3, step=4, count=5)
+    found = uniforms([(np.str_("u"), integer(1))], seed=integer(3), step=integer(4), count=5)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("wrong", [4.0, np.float64(4), True, np.True_, torch.tensor(4.0), "4", None])
+@pytest.mark.parametrize("name", ["seed", "step", "sample index"])
+def test_a_key_that_is_not_an_integer_is_refused(name: str, wrong: Any) -> None:
+    keys = {"seed": 3, "step": 4, "sample index": 0} | {name: wrong}
+    with pytest.raises(DataError, match=f"{name} is a whole number, got"):
+        uniforms([("u", keys["sample index"])], seed=keys["seed"], step=keys["step"], count=5)

@@ -9,7 +9,7 @@ import torch
 
 from podium.config import RunConfig, optimizer_steps_per_step
 from podium.errors import DataError
-from podium.protocol import DataProto, object_column
+from podium.protocol import DataProto, object_column, pad_dataproto_to_divisor
 from podium.protocol.jagged import jagged, parts
 from podium.single_controller import DataProtoFuture
 from podium.trainers import PPOTrainer, RunDirectory
@@ -169,9 +169,30 @@ def test_rows_without_a_score_are_in_no_baseline_and_no_loss(tmp_path):
     batch = scored_batch()
     batch.batch["is_scored"][4] = False
     found = advantages(config, batch)
-    assert parts(found.batch["advantages"])[0][::2].tolist() == [-1.0, -2.0, 1.0, 2.0, 0.0, 0.0]
+    assert found.batch["advantages"].tolist() == [-1.0, -2.0, 1.0, 2.0, 0.0, 0.0]
     assert parts(found.batch["response_mask"])[0].tolist() == [1] * 8 + [0, 0, 1, 1]
     assert found.batch["response_mask"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("kl", [False, True])
+def test_rows_that_cannot_learn_are_in_no_baseline(tmp_path, kl):
+    """Row 4 has a mask of zeros, row 5 no response and row 6 is padding: prompt a has the rewards 1 and 3, prompt b 0 and 4."""
+    settings = ("algorithm.use_kl_in_reward=true", "algorithm.kl_coef=0.5") if kl else ()
+    config = small_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=false", *settings)
+    batch, offsets = scored_batch(), torch.tensor([0, 2, 4, 6, 8, 10, 10])
+    mask = torch.tensor([1] * 8 + [0, 0])
+    for name, values in {"responses": torch.ones(10, dtype=torch.int64), "response_mask": mask}.items():
+        batch.batch[name] = jagged(values, offsets)
+    batch.batch["rewards"] = torch.tensor([1.0, 0.0, 3.0, 4.0, 100.0, 200.0])
+    if kl:
+        batch.union(DataProto({name: jagged(torch.ones(10), offsets) for name in ("old_log_probs", "ref_log_prob")}))
+    for rows in (batch, pad_dataproto_to_divisor(batch, 7)[0]):
+        found = advantages(config, rows)
+        assert found.batch["advantages"].tolist() == [-1.0, -2.0, 1.0, 2.0] + [0.0] * (len(rows) - 4)
+        if kl:
+            assert found.meta_info["kl_metrics"]["actor/reward_kl_penalty"].weight == 8.0  # tokens of real rows
+    padding = pad_dataproto_to_divisor(batch[:4], 5)[0]  # a copy of row 3, whose reward would count twice
+    assert advantages(config, padding).batch["advantages"].tolist() == [-1.0, -2.0, 1.0, 2.0, 0.0]
 
 
 def test_a_reward_that_is_no_number_without_the_mark_is_an_error(tmp_path):
@@ -191,7 +212,7 @@ def test_the_penalty_is_taken_from_the_reward_before_the_baseline(tmp_path):
     batch.union(DataProto({"old_log_probs": jagged(old, offsets), "ref_log_prob": jagged(torch.zeros(12), offsets)}))
     found = advantages(config, batch)
     assert found.batch["reward_kl"].tolist() == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert parts(found.batch["advantages"])[0][::2].tolist() == pytest.approx([0.2, 0.2, 0.0, 0.0, -0.2, -0.2], abs=1e-7)
+    assert found.batch["advantages"].tolist() == pytest.approx([0.2, 0.2, 0.0, 0.0, -0.2, -0.2], abs=1e-7)
     assert found.batch["rewards"].tolist() == [0.0] * 6
 
 

@@ -29,18 +29,23 @@ def grpo_advantages(scores_B: Tensor, groups_B: Tensor, is_scored_B: Tensor | No
 
     The deviation is the unbiased one (n - 1). Without `norm_by_std` the centred score alone (Dr.GRPO). A group whose scores
     are all equal, and so a group of one, gets exactly 0: it has no baseline to differ from. Rows where `is_scored_B` [B] bool
-    is False get 0 and are in no group, whatever stands in their score. Computed in float64.
+    is False get 0 and are in no group, whatever stands in their score: so a row without a token to learn from must be marked
+    too (padding, or a mask of zeros). Computed in float64.
     Source: Shao et al. 2024, "DeepSeekMath", section 4.1.2 (outcome supervision); Liu et al. 2025, "Understanding
-    R1-Zero-Like Training", for the variant. Raises DataError for scores that are not finite.
+    R1-Zero-Like Training", for the variant. Raises DataError for the first score, by its row in the batch, that is not finite.
     """
-    if is_scored_B is not None and not bool(is_scored_B.all()):
-        advantages_B = torch.zeros(len(scores_B))
-        advantages_B[is_scored_B] = grpo_advantages(scores_B[is_scored_B], groups_B[is_scored_B], norm_by_std=norm_by_std)
-        return advantages_B
-    scores = scores_B.double()
-    if not bool(torch.isfinite(scores).all()):
-        bad = int((~torch.isfinite(scores)).nonzero()[0])
-        raise DataError(f"the score of row {bad} is {float(scores[bad])}; a failed reward must be dropped before advantages")
+    is_scored_B = torch.ones(len(scores_B), dtype=torch.bool) if is_scored_B is None else is_scored_B.bool()
+    for row in (is_scored_B & ~torch.isfinite(scores_B)).nonzero().flatten()[:1].tolist():
+        raise DataError(
+            f"the score of row {row} is {float(scores_B[row])}; score it, or leave the row out by False in is_scored_B[{row}]"
+        )
+    advantages_B = torch.zeros(len(scores_B))
+    advantages_B[is_scored_B] = _in_groups(scores_B[is_scored_B].double(), groups_B[is_scored_B], norm_by_std=norm_by_std).float()
+    return advantages_B
+
+
+def _in_groups(scores: Tensor, groups_B: Tensor, *, norm_by_std: bool) -> Tensor:
+    """[B] float64: the advantages of rows that all have a finite score."""
     num_groups = int(groups_B.max()) + 1 if len(groups_B) else 0
     count_U = torch.zeros(num_groups, dtype=torch.float64).index_add_(0, groups_B, torch.ones_like(scores))
     mean_U = torch.zeros(num_groups, dtype=torch.float64).index_add_(0, groups_B, scores) / count_U
@@ -51,4 +56,4 @@ def grpo_advantages(scores_B: Tensor, groups_B: Tensor, is_scored_B: Tensor | No
         squares_U = torch.zeros(num_groups, dtype=torch.float64).index_add_(0, groups_B, centred_B**2)
         std_U = (squares_U / (count_U - 1).clamp(min=1)).sqrt()
         centred_B = centred_B / (std_U[groups_B] + 1e-6)
-    return torch.where((low_U < high_U)[groups_B], centred_B, 0.0).float()
+    return torch.where((low_U < high_U)[groups_B], centred_B, 0.0)

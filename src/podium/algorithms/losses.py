@@ -55,7 +55,7 @@ class Loss(Protocol):
         ...
 
     def count(self, batch: DataProto) -> float:
-        """The denominator that these rows contribute, known before any forward pass."""
+        """The denominator that these rows contribute, known before any forward pass. Padding rows are not among them."""
         ...
 
     def is_needed(self, batch: DataProto) -> Tensor:
@@ -76,7 +76,7 @@ class SFTLoss:
         return False
 
     def count(self, batch: DataProto) -> float:
-        return Aggregation().count(*parts(batch.batch["response_mask"]))
+        return Aggregation().count(response_column(batch, "response_mask"), parts(batch.batch["responses"])[1])
 
     def is_needed(self, batch: DataProto) -> Tensor:
         return torch.ones(len(batch), dtype=torch.bool)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from podium.algorithms.aggregation import Aggregation
-from podium.algorithms.columns import response_column
+from podium.algorithms.columns import check_response_columns, response_column
 from podium.algorithms.kl import KL_ESTIMATORS, is_linearised, kl_estimates
 from podium.algorithms.losses import LossSum, TokenOutputs
 from podium.errors import ConfigError, DataError, unknown_name
@@ -45,8 +45,8 @@ class PolicyLoss:
     "Mastering Complex Control in MOBA Games with Deep Reinforcement Learning"; the KL term of the loss: Shao
     et al. 2024, "DeepSeekMath", equation 3.
 
-    Reads the jagged columns `response_mask`, `old_log_probs` and `advantages`, and `ref_log_prob` with a KL term; DataError
-    for one that is missing or whose rows are not as long as the responses. What stands under a zero mask is never read: it
+    Reads the jagged columns `response_mask` and `old_log_probs`, `ref_log_prob` with a KL term, and `advantages`, which may be
+    [B], one for all tokens of a row; DataError for one that is missing or whose rows are not as long as the responses. What stands under a zero mask is never read: it
     may be infinite or NaN there. Metrics, unlike terms, are over the tokens of the rows that must be computed, and so are the
     same whether or not the others are computed too.
     """
@@ -69,7 +69,9 @@ class PolicyLoss:
         return self.calculate_entropy or self.entropy_coeff != 0.0
 
     def count(self, batch: DataProto) -> float:
-        return self.aggregation.count(*parts(batch.batch["response_mask"]))
+        read = ["response_mask", "old_log_probs", "advantages", *(["ref_log_prob"] if self.kl is not None else [])]
+        check_response_columns(batch, read)
+        return self.aggregation.count(response_column(batch, "response_mask"), parts(batch.batch["responses"])[1])
 
     def is_needed(self, batch: DataProto) -> Tensor:
         """All rows, but for those of zero advantage where these may be dropped and no other term concerns them."""

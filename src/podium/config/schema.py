@@ -222,7 +222,8 @@ class SamplingConfig(Settings):
     top_k: Annotated[int, Field(ge=0)] = 0
     """Keep the k likeliest tokens; 0 is off."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_tuple)] = ()
-    """A response ends once its text contains one of these strings (the text stays in the response)."""
+    """A response ends once its text contains one of these strings (the text stays in the response). The text is that without
+    special tokens; a string that is the name of a special token ends the response at that token too."""
     n: Positive = 8
     """Samples per prompt, which GRPO compares."""
 

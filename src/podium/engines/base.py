@@ -21,7 +21,7 @@ from podium.config import EngineConfig, OptimConfig
 from podium.engines.micro_batch import MicroBatch
 from podium.errors import DataError, EngineError
 from podium.observability import Last, Mean, Metrics, Sum
-from podium.protocol import DataProto
+from podium.protocol import DataProto, marks_of_padding, without_padding
 from podium.protocol.jagged import gather_index, jagged, lengths_of, parts
 
 MAX_SKIPPED_UPDATES = 10
@@ -41,7 +41,8 @@ class BaseEngine(ABC):
     """A model that can be trained. `version` counts the optimizer steps that were asked for, skipped ones included.
 
     Batches carry the jagged int64 columns `input_ids` (a prompt of at least one token, and the response) and `responses`,
-    both [B, *]. DataError names the first row that has no prompt: nothing would predict its first token.
+    both [B, *]. DataError names the first row that has no prompt: nothing would predict its first token. Padding rows
+    (`DataProto.padding_mask`) are never computed and count for nothing.
     """
 
     @abstractmethod
@@ -76,6 +77,7 @@ class BaseEngine(ABC):
         mini-batch of count 0 is skipped too, but does not add to those: it has nothing to say.
         """
         _check_prompts(batch)
+        batch = without_padding(batch)
         count = self._sum_over_ranks(loss.count(batch))
         is_computed = loss.is_needed(batch)
         terms, metrics, seen = dict[str, float](), Metrics(), loss.count(batch[~is_computed])
@@ -97,18 +99,20 @@ class BaseEngine(ABC):
     def infer_batch(self, batch: DataProto, *, temperature: float = 1.0) -> DataProto:
         """Log-probs of the response tokens: a batch with the one jagged column `log_probs` [B, *], rows in order.
 
-        float32, whatever the dtype of the model, but float64 for one in float64.
+        float32, whatever the dtype of the model, but float64 for one in float64; 0 in padding rows, which stay marked.
         """
         _check_prompts(batch)
+        is_padding_B = batch.padding_mask
+        real = (~is_padding_B).nonzero().flatten()
         values, offsets = parts(batch.batch["responses"])
         logprobs_N = torch.zeros(len(values), dtype=torch.float32)
         with self._inferring():
-            for micro, rows in self._rounds(batch):
-                index, _ = gather_index(offsets, micro.rows)
+            for micro, rows in self._rounds(without_padding(batch)):
+                index, _ = gather_index(offsets, real[micro.rows])
                 part_N = self._token_outputs(rows, micro, temperature).logprobs.cpu()
                 logprobs_N = logprobs_N.to(part_N.dtype)
                 logprobs_N[index] = part_N
-        return DataProto({"log_probs": jagged(logprobs_N, offsets)})
+        return DataProto({"log_probs": jagged(logprobs_N, offsets)}, meta_info=marks_of_padding(is_padding_B))
 
     def _rounds(self, batch: DataProto) -> Iterator[tuple[MicroBatch, DataProto]]:
         """This rank's micro-batches, and empty ones until every rank has had its last: all make the same number of passes.
@@ -203,7 +207,8 @@ class BaseEngine(ABC):
 
 def _check_prompts(batch: DataProto) -> None:
     prompt_lengths_B = lengths_of(batch.batch["input_ids"]) - lengths_of(batch.batch["responses"])
-    for row in (prompt_lengths_B < 1).nonzero().flatten()[:1].tolist():
+    is_bad_B = (prompt_lengths_B < 1) & ~batch.padding_mask
+    for row in is_bad_B.nonzero().flatten()[:1].tolist():
         raise DataError(
             f"row {row} has {int(prompt_lengths_B[row])} prompt tokens (input_ids minus responses), at least one is needed to "
             "predict the response; begin the prompt with a beginning-of-sequence token"

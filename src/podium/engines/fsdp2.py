@@ -26,7 +26,7 @@ from podium.engines.ranks import DataParallelRanks, fill, sharded_like, whole
 from podium.engines.schedule import lr_factor
 from podium.errors import EngineError
 from podium.models import save_model
-from podium.protocol import DataProto
+from podium.protocol import DataProto, whole_number
 from podium.protocol.jagged import jagged_from_rows, lengths_of, parts
 from podium.weights import named_weights
 
@@ -67,7 +67,7 @@ class FSDP2Engine(BaseEngine):
         self._ranks.shard(self.model, set(getattr(model, "_no_split_modules", None) or ()), sharding_policy(model, dtype))
         self._stand_ins = StandIns(model, dtype) if dtype is not None and self.dp_size == 1 else None
         self._config, self._optim_config, self._total_steps = engine, optim, total_steps
-        self._seed, self._rank = seed, rank
+        self._seed, self._rank = whole_number("seed", seed), rank
         self._adamw = None if optim is None else _adamw(model, optim)
         if optim is None:
             model.requires_grad_(False)

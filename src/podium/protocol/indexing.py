@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from podium.errors import DataError
+from podium.protocol.columns import whole_number
 
 RowIndex: TypeAlias = Tensor | NDArray[Any] | Sequence[int] | Sequence[bool]
 LastBatch: TypeAlias = Literal["error", "short", "drop", "pad"]
@@ -112,4 +113,4 @@ def shuffle_seed(seed: int | None, dataloader_kwargs: dict[str, Any]) -> int | N
     shuffle = dataloader_kwargs.get("shuffle", seed is not None)
     if shuffle and seed is None:
         raise DataError("make_iterator shuffles by a seed of its own, never by the global generator; give seed=...")
-    return seed if shuffle else None
+    return whole_number("seed", seed) if seed is not None and shuffle else None

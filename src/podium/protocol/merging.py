@@ -18,7 +18,15 @@ from torch import Tensor
 
 from podium.errors import DataError, nearest
 from podium.protocol import equality, wording
-from podium.protocol.meta import IMMUTABLE, META_POLICIES_KEY, PADDING_OF_KEY, PADDING_ROWS_KEY, mark_padding
+from podium.protocol.meta import (
+    IMMUTABLE,
+    META_POLICIES_KEY,
+    PADDING_OF_KEY,
+    PADDING_ROWS_KEY,
+    STALE,
+    is_marked,
+    mark_padding,
+)
 
 MetaPolicy: TypeAlias = Literal["equal", "first", "list", "sum", "min", "max", "weighted_mean"]
 """How one meta key merges. The values of the parts must be equal; the first one's is taken; they are listed (a list adds its
@@ -91,10 +99,12 @@ def merge_meta(
         merged[key] = _merge_values(key, found, declared.get(key))
     if declared:
         merged[META_POLICIES_KEY] = declared
-    if any(PADDING_ROWS_KEY in meta for meta in metas):
-        starts = accumulate((len(part) for part in parts), initial=0)
-        padding = [start + row for start, meta in zip(starts, metas, strict=False) for row in meta.get(PADDING_ROWS_KEY, ())]
-        mark_padding(merged, padding, sum(map(len, parts)))
+    counts = list(map(len, parts))
+    starts = accumulate(counts, initial=0)
+    marked = [place for place in zip(metas, counts, starts, strict=False) if place[1] and PADDING_ROWS_KEY in place[0]]
+    mark_padding(merged, [start + row for meta, _, start in marked for row in meta[PADDING_ROWS_KEY]], sum(counts))
+    if not all(is_marked(meta, count) for meta, count, _ in marked):
+        merged[PADDING_OF_KEY] = STALE  # a guess would leave real rows out of the training
     return merged
 
 

@@ -102,6 +102,11 @@ class RemoteRows:
             return jg.lengths_of(self._here.batch[key])
         raise DataError(f"column {key!r} is not jagged: its rows have no lengths of their own")
 
+    def is_here(self, key: str) -> bool:
+        """Whether all rows of the column are in this process, so that `get` fetches nothing of it."""
+        self._check_known([key])
+        return key not in self.column_bytes()
+
     def column_bytes(self) -> dict[str, int]:
         """How many bytes these rows have of each column that lies elsewhere; of objects, about how many.
 

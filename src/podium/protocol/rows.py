@@ -17,6 +17,7 @@ from podium.errors import DataError
 from podium.protocol.bodies import Header, parted
 from podium.protocol.columns import whole_number
 from podium.protocol.data_proto import DataProto, cut_for_call
+from podium.protocol.meta import is_marked
 from podium.protocol.remote_rows import RemoteRows
 
 if TYPE_CHECKING:
@@ -114,11 +115,15 @@ def pad_dataproto_to_divisor(rows: RowsT, size_divisor: int) -> tuple[RowsT, int
 
 
 def unpad_dataproto(rows: RowsT, pad_size: int) -> RowsT:
-    """The rows without the last `pad_size`, as a view; the inverse of `pad_dataproto_to_divisor`."""
+    """The rows without the last `pad_size`, as a view; the inverse of `pad_dataproto_to_divisor`.
+
+    Where the marks came from a batch of another length, the caller's word holds: the rows that are left are real.
+    """
     data, pad_size = _proto(rows), whole_number("pad_size", pad_size)
     if not 0 <= pad_size <= len(data):
         raise DataError(f"{pad_size} rows of padding cannot be taken off {len(data)} rows")
-    return _like(rows, data[: len(data) - pad_size])
+    left = data[: len(data) - pad_size]
+    return _like(rows, left if is_marked(data.meta_info, len(data)) else left.unmarked())
 
 
 def concat_rows(parts: Sequence[RowsT]) -> RowsT:

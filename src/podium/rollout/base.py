@@ -12,7 +12,8 @@ from torch import Tensor
 
 from podium.config import SamplingConfig
 from podium.errors import StaleWeightsError
-from podium.protocol import DataProto
+from podium.protocol import DataProto, whole_number, with_padding, without_padding
+from podium.protocol.jagged import interleave
 
 
 class BaseRollout(ABC):
@@ -28,12 +29,11 @@ class BaseRollout(ABC):
         The tensors are copied: the trainer may change them afterwards. Nothing computed with older weights is used again.
         """
 
-    @abstractmethod
     def generate(self, prompts: DataProto, sampling: SamplingConfig, *, seed: int, step: int) -> DataProto:
         """`sampling.n` responses to each of B prompts: B*n rows, the samples of one prompt side by side.
 
         prompts: jagged column `prompts` int64 [B, *] and object column `uid` (a distinct str per row). All its columns are
-        repeated, its meta is kept, and these come new, tensors on the device of `prompts`:
+        repeated, its meta is kept, and these are new, tensors on the device of `prompts`:
 
         * `responses` jagged int64: the tokens drawn; an end-of-sequence token, or the text of a stop string, is part of it
         * `input_ids` jagged int64: prompt, then response
@@ -44,9 +44,20 @@ class BaseRollout(ABC):
         * `weight_version` int64 [B*n]
         * `finish_reason` objects: "stop" (end of sequence or stop string) or "length"
 
-        The same (seed, step, uid, sample index) draws the same randomness, wherever and beside whatever it runs.
-        Raises StaleWeightsError before the first `update_weights`, DataError for prompts that cannot be used.
+        Padding rows are not answered: theirs are n padding rows with an empty response, no reason, and 0 in the other columns.
+        The same (seed, step, uid, sample index) draws the same randomness, wherever and beside whatever it runs; seed and step
+        are integers of Python, numpy or torch. Raises StaleWeightsError before the first `update_weights`, DataError for
+        prompts that cannot be used and for a seed or a step that is not an integer.
         """
+        numbers = {"seed": whole_number("seed", seed), "step": whole_number("step", step)}
+        drawn = self._generate(without_padding(prompts), sampling, **numbers)
+        rows = prompts.repeat(sampling.n)
+        rows.union(with_padding(drawn, rows.padding_mask))
+        return rows.union(DataProto({"input_ids": interleave(rows.batch["prompts"], rows.batch["responses"])}))
+
+    @abstractmethod
+    def _generate(self, prompts: DataProto, sampling: SamplingConfig, *, seed: int, step: int) -> DataProto:
+        """What `generate` adds to the repeated prompts, which are real rows, perhaps none: its new columns but `input_ids`."""
 
     def require_version(self, expected: int | None = None) -> int:
         """The version held, once it is sure that it is `expected` (any version will do for None); else StaleWeightsError."""

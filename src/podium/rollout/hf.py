@@ -6,17 +6,19 @@ The rim of the engine: columns in, columns out, checks, and which rows share a b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from podium.config import SamplingConfig
 from podium.errors import DataError, RolloutError
-from podium.protocol import DataProto
+from podium.protocol import DataProto, whole_number
 from podium.protocol import jagged as jg
 from podium.rollout.base import BaseRollout
 from podium.rollout.decoding import Batch, Responses, decode
@@ -36,11 +38,13 @@ class HFRollout(BaseRollout):
         pad_token_id: int,
         max_rows: int,
         detokenize: Callable[[Sequence[int]], str] | None = None,
+        special_tokens: Mapping[str, int] | None = None,
     ) -> None:
-        """Take a model that nobody else trains or shares.
+        """Take a model that only this rollout uses.
 
         eos_token_ids: each ends a response; pad_token_id: any valid id, what is computed for it is never used;
-        max_rows: most rows decoded at once; detokenize: tokens to text, needed for stop strings only.
+        max_rows: most rows decoded at once; detokenize: tokens to text without special tokens, needed for stop strings only;
+        special_tokens: ids by name, so that a stop string which is the name of one also ends a response at that token.
         Raises RolloutError for a model whose forward takes no transformers cache.
         """
         if max_rows < 1:
@@ -51,6 +55,7 @@ class HFRollout(BaseRollout):
         self._pad_token_id = pad_token_id
         self._max_rows = max_rows
         self._detokenize = detokenize
+        self._special_tokens = special_tokens or {}
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """See `BaseRollout`. After an error no version is held, since the weights are a mixture."""
@@ -58,7 +63,7 @@ class HFRollout(BaseRollout):
         copy_weights(self._model, weights)
         self.version = version
 
-    def generate(self, prompts: DataProto, sampling: SamplingConfig, *, seed: int, step: int) -> DataProto:
+    def _generate(self, prompts: DataProto, sampling: SamplingConfig, *, seed: int, step: int) -> DataProto:
         """See `BaseRollout`. The model runs in evaluation mode and keeps its own mode; stop strings decode the whole
         response after every token, which costs more than a small model's forward pass.
 
@@ -83,7 +88,7 @@ class HFRollout(BaseRollout):
                     draw=partial(draw, sampling=sampling),
                     is_finished=is_finished,
                 )
-        return _columns(prompts, requests, responses, version)
+        return _columns(requests, responses, version, column.device)
 
     def _check(self, prompts: DataProto, sampling: SamplingConfig) -> list[str]:
         """The uids, once it is sure that every prompt can be answered."""
@@ -92,7 +97,7 @@ class HFRollout(BaseRollout):
         for kind, table, name in (("tensor", prompts.batch, "prompts"), ("object", prompts.non_tensor_batch, "uid")):
             if name not in table:
                 raise DataError(f"generate needs the {kind} column {name!r}; there are: {', '.join(table) or 'none'}")
-        uids = [str(uid) for uid in prompts.non_tensor_batch["uid"]]
+        uids = [_uid_text(row, uid) for row, uid in enumerate(prompts.non_tensor_batch["uid"])]
         if len(set(uids)) < len(uids):
             twice = next(uid for uid in uids if uids.count(uid) > 1)
             raise DataError(f"uid {twice!r} is on {uids.count(twice)} prompts, which would draw equal samples; set sampling.n")
@@ -121,11 +126,12 @@ class HFRollout(BaseRollout):
                 yield from group.tensor_split(-(-len(group) // self._max_rows))
 
     def _is_finished(self, stop: tuple[str, ...], device: torch.device) -> Callable[[Tensor], Tensor]:
-        eos_ids = torch.tensor(self._eos_token_ids, dtype=torch.int64, device=device)
+        last_ids = [*self._eos_token_ids, *[self._special_tokens[name] for name in stop if name in self._special_tokens]]
+        ids = torch.tensor(last_ids, dtype=torch.int64, device=device)
         detokenize = self._detokenize
 
         def is_finished(tokens_RT: Tensor) -> Tensor:
-            is_last_R = torch.isin(tokens_RT[:, -1], eos_ids)
+            is_last_R = torch.isin(tokens_RT[:, -1], ids)
             if stop and detokenize is not None:
                 texts = map(detokenize, tokens_RT.tolist())
                 is_last_R |= torch.tensor([any(string in text for string in stop) for text in texts], device=device)
@@ -134,25 +140,30 @@ class HFRollout(BaseRollout):
         return is_finished
 
 
-def _columns(prompts: DataProto, requests: Sequence[tuple[str, int]], found: Responses, version: int) -> DataProto:
-    """The rows that `BaseRollout.generate` promises, on the device of the prompts."""
-    device = prompts.batch["prompts"].device
+def _uid_text(row: int, uid: object) -> str:
+    """What keys the randomness of a prompt: an integer and its digits are the same uid."""
+    if isinstance(uid, SupportsIndex) and not isinstance(uid, str):
+        return str(whole_number(f"the uid of row {row}", uid))
+    if uid is None or isinstance(uid, float | np.floating | np.bool_):
+        raise DataError(f"the uid of row {row} must be a str or an integer, got {uid!r}")
+    return str(uid)
+
+
+def _columns(requests: Sequence[tuple[str, int]], found: Responses, version: int, device: torch.device) -> DataProto:
+    """The new columns of the rows that `BaseRollout.generate` promises, on the device of the prompts."""
     tokens_RT, logprobs_RT, lengths_R = (part.to(device) for part in (found.tokens, found.logprobs, found.lengths))
     responses = jg.from_padded(tokens_RT, lengths_R)
     values, offsets = jg.parts(responses)
     logprobs = jg.jagged(jg.parts(jg.from_padded(logprobs_RT, lengths_R))[0], offsets)
     _check_finite(logprobs, requests)
-    rows = prompts.repeat(len(requests) // len(prompts) if len(prompts) else 1)
     tensors = {
         "responses": responses,
-        "input_ids": jg.interleave(rows.batch["prompts"], responses),
         "response_mask": jg.jagged(torch.ones_like(values), offsets),
         "rollout_log_probs": logprobs,
         "sample_index": torch.tensor([index for _, index in requests], dtype=torch.int64, device=device),
         "weight_version": torch.full((len(requests),), version, device=device),
     }
-    reasons = ["stop" if is_stopped else "length" for is_stopped in found.is_stopped.tolist()]
-    return rows.union(DataProto(tensors, {"finish_reason": reasons}))
+    return DataProto(tensors, {"finish_reason": ["stop" if is_stopped else "length" for is_stopped in found.is_stopped.tolist()]})
 
 
 def _check_finite(logprobs: Tensor, requests: Sequence[tuple[str, int]]) -> None:

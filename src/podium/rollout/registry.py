@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from torch import nn
@@ -22,6 +22,7 @@ def build_rollout(
     pad_token_id: int,
     max_rows: int,
     detokenize: Callable[[Sequence[int]], str] | None = None,
+    special_tokens: Mapping[str, int] | None = None,
 ) -> BaseRollout:
     """The engine of that name over a model that is the rollout's own; it holds no weights version yet.
 
@@ -31,4 +32,11 @@ def build_rollout(
         raise ConfigError(unknown_name("rollout", name, ROLLOUTS))
     module_name, class_name = ROLLOUTS[name].split(":")
     engine: Callable[..., BaseRollout] = getattr(import_module(module_name), class_name)
-    return engine(model, eos_token_ids=eos_token_ids, pad_token_id=pad_token_id, max_rows=max_rows, detokenize=detokenize)
+    return engine(
+        model,
+        eos_token_ids=eos_token_ids,
+        pad_token_id=pad_token_id,
+        max_rows=max_rows,
+        detokenize=detokenize,
+        special_tokens=special_tokens,
+    )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from podium.config import SamplingConfig
+from podium.protocol import whole_number
 
 _CDF_UNIT = 2.0**50  # probabilities are counted in units of 2**-50: their total stays below 2**53, exact in float64 too
 _SLICE_ELEMENTS = 1 << 24  # logits treated at once: bounds the float64 copies at 128 MiB each for large vocabularies
@@ -23,14 +24,17 @@ def uniforms(requests: Iterable[tuple[str, int]], *, seed: int, step: int, count
     """[R, count] float64 in [0, 1): one stream per request (prompt uid, sample index), keyed by (seed, step, request).
 
     A row depends on its own request alone, never on the others or on its place; a longer row begins with the shorter one.
+    An integer is the same key whatever its type, of Python, numpy or torch; DataError for a number that is not an integer.
     """
+    seed, step = whole_number("seed", seed), whole_number("step", step)
     bits = np.random.Philox(key=0)
     stream = np.random.Generator(bits)
     state = bits.state  # setting it again is seven times cheaper than a new Philox per row
     rows = []
     for uid, sample_index in requests:
-        key = hashlib.blake2b(repr((seed, step, uid, sample_index)).encode(), digest_size=16).digest()
-        state["state"]["key"] = np.frombuffer(key, dtype="<u8")
+        key = repr((seed, step, str(uid), whole_number("sample index", sample_index)))
+        digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+        state["state"]["key"] = np.frombuffer(digest, dtype="<u8")
         bits.state = state
         rows.append(stream.random(count))
     return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, count, dtype=torch.float64)

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias, cast
 from podium.errors import DispatchError, RegistrationError, unknown_name
 from podium.protocol import DataProto
 from podium.protocol.meta import is_marked
+from podium.protocol.padding import without_padding
 from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import concat_rows, drop_last, is_padding_enabled, is_rows, num_rows, partition_padded, shards_of
 from podium.single_controller.mesh import Mesh
@@ -75,7 +76,7 @@ class Shards(PerRank):
             return result
         sent, returned = num_rows(self.values[rank]), num_rows(result)
         if isinstance(result, DataProto | RemoteRows) and is_marked(result.meta_info, returned):
-            return result.select_idxs(~result.padding_mask).unmarked()
+            return without_padding(result)
         copies, rest = divmod(returned, sent)
         if rest and is_of_user:
             return result

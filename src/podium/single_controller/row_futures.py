@@ -81,6 +81,15 @@ class DataProtoFuture(GroupFuture[Any]):
         """[B] int64: how long each row of a jagged column is. DataError for a column that is not jagged."""
         return self._rows().lengths(key)
 
+    def is_here(self, key: str) -> bool:
+        """Whether all rows of the column are in this process, so that `get` fetches nothing of it."""
+        return self._rows().is_here(key)
+
+    @property
+    def padding_mask(self) -> Tensor:
+        """[B] bool: which rows are padding; see `DataProto.padding_mask`."""
+        return self._rows().padding_mask
+
     def __getitem__(self, index: slice | RowIndex) -> Self:
         """Rows by a slice, a mask or numbers."""
         return self.of(self._rows()[index])

@@ -19,7 +19,7 @@ from podium.config import RunConfig, SamplingConfig
 from podium.datasets import StepSampler, prompt_batch
 from podium.errors import DataError
 from podium.observability import VALIDATION_SCORE, Mean, Metrics
-from podium.protocol import DataProto, interleave_groups
+from podium.protocol import DataProto, interleave_groups, with_padding, without_padding
 from podium.protocol.jagged import jagged, offsets_of, parts, row_ids
 from podium.single_controller import DataProtoFuture, Traffic, WorkerGroup, recorded_traffic
 from podium.tasks import Problem, Scorer, Task
@@ -78,11 +78,12 @@ class PPOTrainer:
     @timed
     def score(self, batch: DataProtoFuture) -> DataProtoFuture:
         """Adds `rewards` [B] float32. A row whose reward failed, and that the policy leaves out, has NaN there and False in
-        `is_scored` [B] bool."""
-        rows = batch.get(keys=["problem", "response"]).non_tensor_batch
+        `is_scored` [B] bool. Padding rows are not scored: 0 and False."""
+        rows = without_padding(batch).get(keys=["problem", "response"]).non_tensor_batch
         rewards = self.scorer(rows["problem"].tolist(), rows["response"].tolist())
         columns = {"rewards": torch.tensor(rewards.values), "is_scored": torch.tensor(rewards.is_scored)}
-        return batch.union(DataProto(columns, meta_info={"reward_metrics": rewards.metrics}))
+        scores = DataProto(columns, meta_info={"reward_metrics": rewards.metrics})
+        return batch.union(with_padding(scores, batch.padding_mask))
 
     @timed
     def log_probs(self, batch: DataProtoFuture) -> DataProtoFuture:
@@ -98,26 +99,25 @@ class PPOTrainer:
 
     @timed
     def advantages(self, batch: DataProtoFuture, step: int) -> DataProtoFuture:
-        """Adds `advantages` [B, *], the same for every token of a response, and each row's `mini_batch` per epoch.
+        """Adds `advantages` [B], the same for every token of a response, and each row's `mini_batch` per epoch.
 
-        Rows whose `is_scored` is False are in no baseline and no loss: their `response_mask` becomes zero. With a KL penalty,
-        `reward_kl` [B] is what it takes from each reward, before its coefficient.
+        Rows whose `is_scored` is False are in no baseline and no loss: their `response_mask` becomes zero. Nor is a row in a
+        baseline whose mask is zero already, or that is padding. With a KL penalty, `reward_kl` [B] is what it takes from each
+        reward, before its coefficient.
         """
-        groups_B, offsets = group_ids(_uids(batch)), offsets_of(batch.lengths("responses"))
-        known, algorithm = batch.get(keys=["rewards", "is_scored"]).batch, self.config.algorithm
+        groups_B, algorithm = group_ids(_uids(batch)), self.config.algorithm
+        known = batch.get(keys=["rewards", "is_scored"]).batch
         is_scored_B, scores_B = known["is_scored"], known["rewards"].double()
         if not is_scored_B.all():
+            offsets = offsets_of(batch.lengths("responses"))
             mask_N = parts(batch.get(keys=["response_mask"]).batch["response_mask"])[0] * is_scored_B[row_ids(offsets)]
             batch = batch.drop(["response_mask"]).union(DataProto({"response_mask": jagged(mask_N, offsets)}))
         if algorithm.use_kl_in_reward:
             batch = batch.union(self._kl_of_rewards(batch))
             scores_B = scores_B - algorithm.kl_coef * batch.get(keys=["reward_kl"]).batch["reward_kl"]
-        advantages_B = grpo_advantages(scores_B, groups_B, is_scored_B, norm_by_std=algorithm.norm_adv_by_std_in_grpo)
-        columns = {
-            "advantages": jagged(advantages_B[row_ids(offsets)], offsets),
-            "mini_batch": self._mini_batches(groups_B, step),
-        }
-        return batch.union(DataProto(columns))
+        is_compared_B = is_scored_B & _has_tokens(batch) & ~batch.padding_mask
+        advantages_B = grpo_advantages(scores_B, groups_B, is_compared_B, norm_by_std=algorithm.norm_adv_by_std_in_grpo)
+        return batch.union(DataProto({"advantages": advantages_B, "mini_batch": self._mini_batches(groups_B, step)}))
 
     @timed
     def update(self, batch: DataProtoFuture) -> Metrics:
@@ -151,6 +151,7 @@ class PPOTrainer:
     def log(self, step: int, batch: DataProtoFuture, metrics: Metrics, traffic: Traffic) -> None:
         """Write and show what the step did, and validate and save where they are due; what is read of the step is added to
         `traffic`."""
+        batch = without_padding(batch)
         with recorded_traffic(traffic):
             logged, tokens = batch.get(keys=report.LOGGED_COLUMNS), int(batch.lengths("input_ids").sum())
         metrics = metrics.merge([report.batch_metrics(logged, batch.lengths("responses")), self.validation(step)])
@@ -184,10 +185,11 @@ class PPOTrainer:
         return batch.union(DataProto(meta_info={"temperature": self.config.rollout.sampling.temperature, **meta}))
 
     def _kl_of_rewards(self, batch: DataProtoFuture) -> DataProto:
-        rows = batch.get(keys=["old_log_probs", "ref_log_prob", "response_mask"])
+        rows = without_padding(batch).get(keys=["old_log_probs", "ref_log_prob", "response_mask"])
         kl_B = kl_of_rows(self.config.algorithm.kl_penalty, rows)
         penalty = Mean(float(kl_B.sum()), float(parts(rows.batch["response_mask"])[0].sum()))
-        return DataProto({"reward_kl": kl_B}, meta_info={"kl_metrics": Metrics({"actor/reward_kl_penalty": penalty})})
+        found = DataProto({"reward_kl": kl_B}, meta_info={"kl_metrics": Metrics({"actor/reward_kl_penalty": penalty})})
+        return with_padding(found, batch.padding_mask)
 
     def _mini_batches(self, groups_B: Tensor, step: int) -> Tensor:
         """[B, epochs] int64: whole prompts go to a mini-batch, in the sampler's order first, shuffled in later epochs."""
@@ -196,6 +198,17 @@ class PPOTrainer:
         for epoch in range(1, self.config.actor.epochs):
             places.append(torch.from_numpy(np.random.default_rng([self.config.seed, step, epoch]).permutation(num_prompts)))
         return torch.stack([place // size for place in places], dim=1)[groups_B]
+
+
+def _has_tokens(batch: DataProtoFuture) -> Tensor:
+    """[B] bool: whether the mask keeps a token of the row.
+
+    Only a mask of this process is read. One that lies elsewhere is the rollout's own, which keeps every token.
+    """
+    if not batch.is_here("response_mask"):
+        return batch.lengths("response_mask") > 0
+    mask_N, offsets = parts(batch.get(keys=["response_mask"]).batch["response_mask"])
+    return torch.zeros(len(batch), dtype=torch.int64).index_add_(0, row_ids(offsets), mask_N.bool().long()) > 0
 
 
 def _uids(batch: DataProtoFuture) -> list[str]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from podium.observability import RESPONSE_LENGTH, REWARD, Max, Mean, Metrics, Min, Sample, Sum
 from podium.protocol import DataProto
-from podium.protocol.jagged import parts
 from podium.tasks import Problem
 from podium.trainers.evaluation import Evaluation
 
@@ -68,12 +67,12 @@ LOGGED_COLUMNS = (
 def batch_metrics(batch: DataProto, lengths_B: Tensor) -> Metrics:
     """Rewards of the rows that have one, of responses of these lengths, and the metrics that came with the rows.
 
-    The batch has `LOGGED_COLUMNS`; each value of its meta that is `Metrics` is reported too.
+    Real rows only: the caller has taken padding out. The batch has `LOGGED_COLUMNS`; each value of its meta that is `Metrics` is reported too.
     """
     is_scored_B, lengths_B = batch.batch["is_scored"], lengths_B.float()
     rewards_B = batch.batch["rewards"][is_scored_B]
     uids = batch.non_tensor_batch["uid"]
-    advantages_N = parts(batch.batch["advantages"])[0]
+    has_zero_B = batch.batch["advantages"] == 0
     came = Metrics().merge([value for value in batch.meta_info.values() if isinstance(value, Metrics)])
     cut_off = [reason == "length" for reason in batch.non_tensor_batch["finish_reason"]]
     return Metrics(
@@ -81,7 +80,7 @@ def batch_metrics(batch: DataProto, lengths_B: Tensor) -> Metrics:
             REWARD: _mean(rewards_B),
             "critic/rewards/max": Max(float(rewards_B.max())),
             "critic/rewards/min": Min(float(rewards_B.min())),
-            "critic/advantages/zero_frac": _mean((advantages_N == 0).float()),
+            "critic/advantages/zero_frac": Mean(float(lengths_B[has_zero_B].sum()), float(lengths_B.sum())),  # of tokens
             RESPONSE_LENGTH: _mean(lengths_B),
             "response_length/max": Max(float(lengths_B.max())),
             "response_length/clip_ratio": Mean.of(cut_off),

@@ -21,7 +21,7 @@ from podium.engines import pick_device
 from podium.errors import ConfigError, unknown_name
 from podium.models import eos_token_ids, load_model, load_tokenizer
 from podium.observability import Max, Mean, Metrics
-from podium.protocol import DataProto, object_column
+from podium.protocol import DataProto, object_column, without_padding
 from podium.protocol.jagged import parts
 from podium.rollout import BaseRollout, build_rollout
 from podium.single_controller import Dispatch, Worker, make_nd_compute_dataproto_dispatch_fn, register
@@ -138,10 +138,10 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
 
         Where the batch has `rollout_log_probs`, the meta says in `log_prob_metrics` how far they are from these.
         """
-        drawn = batch.batch.get("rollout_log_probs")
         rows = self.actor.infer_batch(batch).rename("log_probs", "old_log_probs")
-        if drawn is not None:
-            gap_N = (parts(drawn)[0] - parts(rows.batch["old_log_probs"])[0]).abs()
+        if "rollout_log_probs" in batch.batch:
+            drawn, computed = _real(batch, "rollout_log_probs"), _real(rows, "old_log_probs")
+            gap_N = (drawn - computed).abs()
             largest = Max(float(gap_N.max()) if len(gap_N) else 0.0)
             rows.meta_info["log_prob_metrics"] = Metrics({"rollout/log_prob_gap_max": largest})
         return rows
@@ -191,7 +191,8 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
             model.to(pick_device(self.local_rank)),  # type: ignore[arg-type] # transformers hides `to`'s signature
             eos_token_ids=eos_token_ids(model, tokenizer),
             pad_token_id=int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id),
-            detokenize=lambda tokens: str(tokenizer.decode(list(tokens))),
+            detokenize=lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
+            special_tokens={str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special},
             max_rows=self.spec.rollout.max_rows,
         )
         if self._actor is None:
@@ -212,6 +213,11 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
             able = ", ".join(role for role, parts in ROLES.items() if name in parts)
             raise ConfigError(f"a worker of role {self.role!r} has no {name}; roles that have one: {able}")
         return part
+
+
+def _real(batch: DataProto, key: str) -> Tensor:
+    """[N] values of a jagged column, end to end, without those of padding rows."""
+    return parts(without_padding(batch.select([key], [], [])).batch[key])[0]
 
 
 def _mean(values: Tensor) -> Mean:

@@ -89,10 +89,10 @@ FIELDS: dict[str, Field] = {
         Field(
             "advantages",
             (torch.float32,),
-            TOKENS,
+            ROW,
             ("advantages",),
             (_UPDATE, "log"),
-            "how much better than its baseline, for each token of `responses`",
+            "how much better than its baseline, for all tokens of `responses`; a loss also takes one for each, [B, *]",
         ),
         Field("mini_batch", INT, ("B", "epochs"), ("advantages",), (_UPDATE,), "in which mini-batch the row is, per epoch"),
     )
