@@ -26,7 +26,7 @@ SURFACE = {
         StepSampler prompt_batch prompt_tokens supervised_batch
     """,
     "podium.engines": """
-        BaseEngine EngineRegistry StepResult collective_backend get_device_name get_nccl_backend get_torch_device
+        BaseEngine EngineRegistry StepResult get_device_name get_nccl_backend get_torch_device
         get_visible_devices_keyword pick_device set_numa_affinity
     """,
     "podium.models": """

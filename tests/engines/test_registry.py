@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
-from podium.engines import BaseEngine, EngineRegistry, collective_backend
+from podium.engines import BaseEngine, EngineRegistry
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.errors import RegistrationError
 
@@ -58,7 +57,3 @@ def test_a_broken_module_says_what_is_missing() -> None:
     EngineRegistry._classes["broken"] = "podium_no_such_module:Engine"
     with pytest.raises(ImportError, match="podium_no_such_module"):
         EngineRegistry.get("broken")
-
-
-def test_collectives_of_the_cpu_go_through_gloo() -> None:
-    assert collective_backend(torch.device("cpu")) == "gloo"

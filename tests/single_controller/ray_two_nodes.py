@@ -34,6 +34,8 @@ class Prober(Worker):
     def place(self) -> tuple[str, tuple[int, ...], tuple[str, ...], str]:
         names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RAY_LOCAL_WORLD_SIZE", "WORLD_SIZE")
         mine = (self.rank, self.local_rank, self.local_world_size)
+        interfaces = os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]
+        check(interfaces == ("lo", "=lo"), interfaces)  # of both nodes' addresses, here
         return ray.util.get_node_ip_address(), mine, tuple(os.environ[name] for name in names), self.get_master_addr_port()[0]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

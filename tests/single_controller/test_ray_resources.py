@@ -300,3 +300,8 @@ def test_d7_a_cluster_with_few_cpus_and_one_that_comes_after_it():
 @pytest.mark.slow  # a cluster of its own
 def test_e1_e2_e3_two_nodes_with_different_counts():
     assert words_of("ray_two_nodes.py") == ["places", "parts", "sum", "stacks", "death", "rows", "full", "lost"]
+
+
+@pytest.mark.slow  # a cluster of its own
+def test_on_a_node_with_gpus_a_rank_takes_its_own_and_a_cpu_rank_sees_none():
+    assert words_of("ray_gpus.py", timeout_s=170) == ["hidden", "asked", "own", "noset"]

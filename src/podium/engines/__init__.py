@@ -2,7 +2,6 @@
 
 from podium.engines.base import BaseEngine, StepResult
 from podium.engines.device import (
-    collective_backend,
     get_device_name,
     get_nccl_backend,
     get_torch_device,
@@ -16,7 +15,6 @@ __all__ = [
     "BaseEngine",
     "EngineRegistry",
     "StepResult",
-    "collective_backend",
     "get_device_name",
     "get_nccl_backend",
     "get_torch_device",

@@ -1,7 +1,7 @@
 """The one place that names devices, their communication backends and the tools that look into them.
 
-Everything else holds a `torch.device` that came from here. The CUDA branches have never been run on a GPU by this project. The
-getters at the end have the names that users of verl know.
+Everything else holds a `torch.device` that came from here; which one a rank has, `single_controller.devices` says. The CUDA
+branches have never been run on a GPU by this project. The getters at the end have the names that users of verl know.
 """
 
 from __future__ import annotations
@@ -14,31 +14,22 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from podium.errors import EngineError
+from podium.single_controller.context import current_context
+from podium.single_controller.devices import may_use_gpu, own_device, use_device
 
 
-def pick_device(local_rank: int) -> torch.device:
-    """The device of a rank: its own GPU where torch sees any, else the CPU.
+def pick_device() -> torch.device:
+    """The device of the rank that this code runs as: the GPU that is reserved for it, or the CPU.
 
-    A rank that sees one GPU owns it, whatever its local rank (Ray shows each actor only its own); one that sees several
-    takes the one of its local rank. EngineError when there are too few.
+    A GPU becomes torch's current one. Outside any group it is the first GPU where torch sees any. ResourceError when a rank's
+    GPU cannot be seen.
     """
-    if not has_gpu():
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if count > 1 and local_rank >= count:
-        raise EngineError(f"local rank {local_rank} has no GPU of its own: torch sees {count} on this node")
-    return torch.device("cuda", local_rank if count > 1 else 0)
+    return use_device(own_device(current_context()))
 
 
 def has_gpu() -> bool:
-    """Whether torch sees a GPU here."""
-    return torch.cuda.is_available()
-
-
-def collective_backend(device: torch.device) -> str:
-    """The torch.distributed backend for collectives of tensors on `device`."""
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    """Whether torch sees a GPU that the rank which this code runs as may use."""
+    return may_use_gpu(current_context())
 
 
 def rng_devices(device: torch.device) -> list[torch.device]:
@@ -93,7 +84,7 @@ def named_range(name: str) -> AbstractContextManager[None]:
 
 
 def get_device_name() -> str:
-    """ "cuda" where torch sees a GPU, else "cpu"."""
+    """ "cuda" where torch sees a GPU that this rank may use, else "cpu"."""
     return "cuda" if has_gpu() else "cpu"
 
 

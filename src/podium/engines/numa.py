@@ -10,13 +10,13 @@ from podium.engines.device import pci_address, pick_device
 SYSFS = Path("/sys")
 
 
-def set_numa_affinity(local_rank: int = 0) -> str:
+def set_numa_affinity() -> str:
     """Keep the calling thread, and those it starts from here on, on the cores of the NUMA node that holds the rank's GPU.
 
     Returns what was done, or why nothing was: "bound to NUMA node 1: 12 cores", "not bound: one NUMA node". Call it first in a
     worker's constructor: threads that torch has started already stay where they are.
     """
-    return bind(pci_address(pick_device(local_rank)), sysfs=SYSFS)
+    return bind(pci_address(pick_device()), sysfs=SYSFS)
 
 
 def bind(pci: str | None, *, sysfs: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class RankContext:
     local_world_size: int = 1
     threads: int = 0
     """torch threads while user code runs; 0 leaves torch's own setting. Where a process is one rank, set once, at its start."""
+    device_type: Literal["cpu", "cuda"] | None = None
+    """What is reserved for the rank: a CPU rank uses no GPU, though torch may see some. None: whatever torch sees."""
+    device_index: int | None = None
+    """Which of the GPUs that this process sees is reserved for the rank; None where that is not known."""
     master_addr: str | None = None
     master_port: int | None = None
     """Where the ranks meet; None where the runtime has no collectives."""

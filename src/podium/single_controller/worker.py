@@ -14,6 +14,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch e
 
 from podium.errors import ConfigError, DispatchError, RegistrationError, nearest, unknown_name
 from podium.single_controller.context import RankContext, current_context
+from podium.single_controller.devices import collective_backend, own_device, use_device
 from podium.single_controller.modes import Dispatch, Execute, check_mesh_name
 from podium.single_controller.registration import register
 from podium.single_controller.runtime.capabilities import require
@@ -92,9 +93,10 @@ class Worker:
     def init_process_group(self, backend: str | None = None, *, timeout_s: float | None = None) -> None:
         """Join the peers in torch.distributed's default group; a second call does nothing.
 
-        Without a backend torch has one for the CPU and one for the GPU, if it sees any. `timeout_s` is the limit of joining and
-        of each collective, None for torch's own. A group of one needs no peers and works everywhere. UnsupportedByRuntime where
-        ranks cannot run at the same time.
+        Without a backend there is one for the CPU and, for a rank with a GPU, one for that. A backend with NCCL is bound to the
+        rank's own GPU, which becomes torch's current one. `timeout_s` is the limit of joining and of each collective, None for
+        torch's own. A group of one needs no peers and works everywhere. UnsupportedByRuntime where ranks cannot run at the same
+        time, ResourceError where the rank's GPU is missing.
         """
         join_peers(self._rank_context, backend, timeout_s)
 
@@ -171,12 +173,16 @@ def join_peers(context: RankContext, backend: str | None, timeout_s: float | Non
         return
     if timeout_s is not None and not timeout_s > 0:
         raise ConfigError(f"the time limit of a process group is more than 0 seconds, got {timeout_s:g}")
-    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    options: dict[str, Any] = {"timeout": None if timeout_s is None else timedelta(seconds=timeout_s)}
     if context.world_size == 1:
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
-        return
-    require(context.runtime, "collectives", f"collectives between {context.world_size} ranks")
-    dist.init_process_group(backend, timeout=timeout)
+        options |= {"store": HashStore(), "rank": 0, "world_size": 1}
+    else:
+        require(context.runtime, "collectives", f"collectives between {context.world_size} ranks")
+    backend = backend or collective_backend(own_device(context))
+    device = use_device(own_device(context)) if "nccl" in backend else None
+    if device is not None and device.type == "cuda":
+        options["device_id"] = device
+    dist.init_process_group(backend, **options)
 
 
 def _node_address() -> str:

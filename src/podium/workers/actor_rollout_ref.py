@@ -188,7 +188,7 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
         tokenizer = self._tokenizer = load_tokenizer(self.spec.model)
         rollout = build_rollout(
             self.spec.rollout.name,
-            model.to(pick_device(self.local_rank)),  # type: ignore[arg-type] # transformers hides `to`'s signature
+            model.to(pick_device()),  # type: ignore[arg-type] # transformers hides `to`'s signature
             eos_token_ids=eos_token_ids(model, tokenizer),
             pad_token_id=int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id),
             detokenize=lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),

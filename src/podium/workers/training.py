@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from podium.algorithms import Loss
 from podium.checkpoint import WrittenFiles, load_state, save_state
 from podium.config import EngineConfig, ModelConfig, OptimConfig
-from podium.engines import BaseEngine, EngineRegistry, collective_backend, pick_device
+from podium.engines import BaseEngine, EngineRegistry, pick_device
 from podium.errors import CheckpointError, DataError, EngineError
 from podium.models import load_model, load_tokenizer
 from podium.observability import Last, Metrics
@@ -54,9 +54,9 @@ class TrainingWorker(Worker):
     def __init__(self, spec: TrainingSpec, model: PreTrainedModel | None = None) -> None:
         """`model` is for an outer worker that has loaded it already."""
         self.spec = spec
-        device = pick_device(self.local_rank)
+        device = pick_device()
         if self.world_size > 1:
-            self.init_process_group(collective_backend(device))
+            self.init_process_group()
         self.engine: BaseEngine = EngineRegistry.get(spec.engine.strategy)(
             model if model is not None else load_model(spec.model, seed=spec.seed),
             spec.engine,

@@ -82,6 +82,7 @@ class GroupSpec:
                 local_rank=local_rank,
                 local_world_size=local_world_size,
                 threads=self.threads_per_rank or max(1, cores // local_world_size),
+                device_type="cpu" if self.pool.use_gpu is False else None,
             )
             for rank, (local_rank, local_world_size) in enumerate(places)
         ]

@@ -15,12 +15,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import CoroutineType
 from typing import Any, NoReturn, cast
 
 import cloudpickle
+import psutil  # Ray brings it along, and `import ray` makes it importable
 import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it without saying so
@@ -29,9 +30,12 @@ from podium.errors import ResourceError, WorkerError
 from podium.protocol.rows import parted_result
 from podium.single_controller.colocation import ColocatedWorker
 from podium.single_controller.context import RankContext, become
+from podium.single_controller.devices import device_index
+from podium.single_controller.placement import GPU
 from podium.single_controller.registration import registration_of
 from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
 from podium.single_controller.runtime.copies import detached, detached_copy
+from podium.single_controller.runtime.interfaces import socket_interfaces
 from podium.single_controller.runtime.payload import NOTHING, HoldsReference, pack
 from podium.single_controller.runtime.rank import (
     call_method,
@@ -89,8 +93,7 @@ class RankActor:
 
     def podium_locate(self) -> Place:
         """Where this process is; from here on it can be watched from outside."""
-        address: str = cast(Any, ray.util).get_node_ip_address()
-        return Place(ray.get_runtime_context().get_node_id(), socket.gethostname(), address, os.getpid(), leave_traces())
+        return Place(ray.get_runtime_context().get_node_id(), socket.gethostname(), _address(), os.getpid(), leave_traces())
 
     def podium_whereabouts(self) -> Whereabouts:
         """For a driver that did not start this rank."""
@@ -107,7 +110,7 @@ class RankActor:
 
     def podium_start(self, context: RankContext, *message: Any) -> None:
         """Construct the user's worker as this rank, with the arguments of the message."""
-        self._rank_context = context
+        context = self._rank_context = _with_device(context)
         _set_environment(context)
         become(context)
         use_torch_threads(context.threads)  # of this thread, which is the one that runs sync methods
@@ -364,10 +367,24 @@ def _listen(address: str, port_range: tuple[int, int] | None) -> socket.socket:
     raise ResourceError(f"no port of master_port_range [{low}, {high}) is free on {address}: {taken}; give a longer range")
 
 
+def _address() -> str:
+    """Ray's address of this node."""
+    return str(cast(Any, ray.util).get_node_ip_address())
+
+
+def _with_device(context: RankContext) -> RankContext:
+    """The context with what Ray reserved for this process."""
+    reserved = [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()[GPU]]
+    index = device_index(reserved, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return replace(context, device_type="cuda" if reserved else "cpu", device_index=index)
+
+
 def _set_environment(context: RankContext) -> None:
     os.environ.update(rank_environment(context))
-    if context.master_addr == LOOPBACK:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    addresses = {name: [entry.address for entry in entries] for name, entries in psutil.net_if_addrs().items()}
+    address = LOOPBACK if context.master_addr == LOOPBACK else _address()
+    for name, value in socket_interfaces(address, addresses).items():
+        os.environ.setdefault(name, value)  # what the user has set stays
 
 
 def rank_environment(context: RankContext) -> Mapping[str, str]:

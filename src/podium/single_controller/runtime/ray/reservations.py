@@ -165,6 +165,12 @@ def seats(pool: ResourcePool, order: RankOrder) -> list[Seat]:
     return [_seat(pool.bundles[position], 1 / pool.max_colocate_count) for position in order.positions]
 
 
+def must_hide_gpus(seats: Sequence[Seat]) -> bool:
+    """Whether a rank that takes no GPU goes to a node that has some: Ray would leave them all in its sight."""
+    without = {seat.spot.node_id for seat in seats if not seat.num_gpus}
+    return any(node.node_id in without and node.resources_total.get(GPU, 0) > 0 for node in cluster.nodes())
+
+
 def no_room(pool: ResourcePool, name: str, within_s: float | None = None) -> ResourceError:
     """The error for ranks that got no process in time: the pool has no place, or its places are taken."""
     within_s = cluster.PLACEMENT_TIMEOUT_S if within_s is None else within_s

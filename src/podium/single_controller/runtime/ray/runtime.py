@@ -265,7 +265,7 @@ class RayRuntime(Runtime):
         self._has_entry = entries_of(spec.worker_class)
         remote: Any = ray.remote(made)
         self._names = _actor_names(spec, order)
-        runtime_env = _runtime_env(spec)
+        runtime_env = _runtime_env(spec, hides_gpus=reservations.must_hide_gpus(seats))
         for rank, seat in enumerate(seats):
             options: dict[str, Any] = {
                 "num_cpus": seat.num_cpus,
@@ -382,9 +382,11 @@ def _actor_names(spec: GroupSpec, order: RankOrder) -> list[str]:
     ]
 
 
-def _runtime_env(spec: GroupSpec) -> dict[str, Any]:
+def _runtime_env(spec: GroupSpec, *, hides_gpus: bool) -> dict[str, Any]:
+    # GPUs are hidden from the process's start, since user code may ask torch for them as it is imported. Not where there
+    # are none: a process with variables of its own takes Ray longer to start.
     told = dict(spec.options.get("runtime_env", {}))
-    env_vars = {**told.get("env_vars", {}), **spec.worker_env}
+    env_vars = {**({"CUDA_VISIBLE_DEVICES": ""} if hides_gpus else {}), **told.get("env_vars", {}), **spec.worker_env}
     return {**told, "env_vars": env_vars} if env_vars else told
 
 
