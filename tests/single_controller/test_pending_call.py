@@ -201,8 +201,27 @@ def test_a_quick_call_logs_nothing(caplog: pytest.LogCaptureFixture):
     assert caplog.messages == []
 
 
-def test_a_silenced_log_asks_nobody_for_stacks():
-    it = case((0.2, Answer(0)), slow_after_s=0.02)
+def test_a_long_call_is_compared_with_the_last_call_of_its_method(caplog: pytest.LogCaptureFixture):
+    took_s: dict[str, float] = {}
+
+    def call(seconds: float) -> None:
+        tickets = {rank: after(seconds, Answer(rank)) for rank in (0, 1)}
+        PendingCall(Scripted(), "g", "f", tickets, 30.0, Life(), 0.02, took_s=took_s).finish()
+
+    with caplog.at_level(logging.WARNING, logger="podium.single_controller"):
+        call(0.1)  # much longer than `slow_after_s`, but on all ranks alike
+        call(0.15)
+    assert caplog.messages == []
+    assert 0.1 < took_s["f"] < 1.0
+    took_s["f"] = 0.01
+    with caplog.at_level(logging.WARNING, logger="podium.single_controller"):
+        call(0.3)
+    assert "no answer from ranks 0-1 after" in caplog.messages[0]
+    assert "; the last call took 0.01 s" in caplog.messages[0]
+
+
+def test_a_silenced_log_asks_no_rank_for_stacks():
+    it = case((0.2, Answer(0)), (0.0, Answer(1)), slow_after_s=0.02)
     level = pending_call.log.level
     pending_call.log.setLevel(logging.ERROR)
     try:

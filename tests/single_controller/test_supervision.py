@@ -50,28 +50,40 @@ def test_no_ranks_have_no_stacks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answered_s", "age_s", "is_told"),
+    ("answered_s", "usual_s", "age_s", "is_late"),
     [
-        ({}, 30.0, False),  # the limit itself is not over it
-        ({}, 30.1, True),
-        ({0: 1.0, 1: 2.0}, 29.0, False),  # far over 3 x 2 s, but nobody is called slow so early
-        ({0: 1.0, 1: 20.0}, 59.0, False),  # over 30 s, under 3 x 20 s
-        ({0: 1.0, 1: 20.0}, 61.0, True),
+        ({0: 1.0, 1: 2.0}, None, 29.0, False),  # far over 3 x 2 s, but no rank is called slow so early
+        ({0: 1.0, 1: 20.0}, None, 59.0, False),  # over 30 s, under 3 x 20 s
+        ({0: 1.0, 1: 20.0}, None, 61.0, True),
+        ({0: 1.0, 1: 20.0}, 200.0, 61.0, True),  # the peers of this call count, not the last call
+        ({}, None, 37.0, False),  # the first long call of a large model: no rank is later than another
+        ({}, None, 499.0, False),
+        ({}, None, 501.0, True),  # half of the limit
+        ({}, 400.0, 1199.0, False),
+        ({}, 400.0, 1201.0, True),
+        ({}, 1.0, 29.0, False),
+        ({}, 1.0, 31.0, True),
     ],
 )
-def test_a_rank_is_slow_after_both_limits(answered_s: dict[int, float], age_s: float, is_told: bool) -> None:
-    line = straggler_line("update", answered_s, (2, 3), age_s, slow_after_s=30.0)
-    assert (line is not None) == is_told
+def test_a_rank_is_late_against_its_peers_or_against_the_last_call(
+    answered_s: dict[int, float], usual_s: float | None, age_s: float, is_late: bool
+) -> None:
+    line = straggler_line("update", answered_s, (2, 3), age_s, limit_s=1000.0, usual_s=usual_s, slow_after_s=30.0)
+    assert (line is not None) == is_late
 
 
 def test_the_line_names_method_ranks_and_times() -> None:
-    line = straggler_line("update", {0: 0.5, 1: 1.25, 4: 1.0}, (3, 2), 12.0, slow_after_s=10.0)
+    line = straggler_line("update", {0: 0.5, 1: 1.25, 4: 1.0}, (3, 2), 12.0, limit_s=3600.0, slow_after_s=10.0)
     assert line == "method 'update': no answer from ranks 2-3 after 12 s; the other 3 took at most 1.25 s"
 
 
-def test_without_any_answer_the_line_compares_with_none() -> None:
-    assert straggler_line("load", {}, (0,), 40.4, slow_after_s=10.0) == "method 'load': no answer from rank 0 after 40.4 s"
+@pytest.mark.parametrize(
+    ("usual_s", "compared_with"), [(2.5, "the last call took 2.5 s"), (None, "half of its limit of 60 s has passed")]
+)
+def test_without_any_answer_the_line_compares_with_the_last_call(usual_s: float | None, compared_with: str) -> None:
+    line = straggler_line("load", {}, (0,), 40.4, limit_s=60.0, usual_s=usual_s, slow_after_s=10.0)
+    assert line == f"method 'load': no answer from rank 0 after 40.4 s; {compared_with}"
 
 
-def test_nobody_is_named_when_all_have_answered() -> None:
-    assert straggler_line("update", {0: 1.0, 1: 2.0}, (), 1000.0) is None
+def test_no_rank_is_named_when_all_have_answered() -> None:
+    assert straggler_line("update", {0: 1.0, 1: 2.0}, (), 1000.0, limit_s=3600.0) is None

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from podium.protocol import DataProto, jagged_from_rows
+from podium.protocol.bodies import HeldBody, parted
 from podium.protocol.jagged import parts
+from podium.protocol.remote_rows import RemoteRows
 from podium.single_controller import (
     DataProtoFuture,
     Dispatch,
@@ -291,3 +293,31 @@ def test_counts_of_one_column_add_up() -> None:
         (DRIVER, "fetched", "b"): 7,
     }
     assert traffic.through_driver() == 6 + 7
+
+
+class Watched(HeldBody):
+    """A body that counts how often something asks whose it is."""
+
+    looks = 0
+
+    @property
+    def is_of_rank(self) -> bool:  # type: ignore[override]
+        Watched.looks += 1
+        return True
+
+
+@pytest.mark.parametrize("ranks", [4, 64])
+def test_counting_the_shards_of_a_call_looks_at_each_body_once(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watched, "looks", 0)
+    made = []
+    for _ in range(ranks):
+        header, body = parted(made_of(rows(2)))
+        made.append(RemoteRows.of(header, Watched.__new__(Watched)))
+        object.__setattr__(made[-1].bodies[0], "rows", body)
+    shards = RemoteRows.concat(made).partition(ranks)
+    Watched.looks = 0
+    traffic = Traffic()
+    for shard in shards:
+        traffic.sent("update", [shard])
+    assert Watched.looks == ranks
+    assert traffic.counted()["update", "read", "tokens"] == ranks * (1 + 2) * 8

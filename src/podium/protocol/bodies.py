@@ -110,6 +110,12 @@ class Source:
         """[B] which body each row is of."""
         return torch.bucketize(numbers, self.starts[1:], right=True)
 
+    @cached_property
+    def of_driver(self) -> Tensor:
+        """[n] int64: which of the bodies are the driver's own. All shards of a call share it, so it is found once."""
+        own = [n for n, body in enumerate(self.bodies) if isinstance(body, HeldBody) and not body.is_of_rank]
+        return torch.tensor(own, dtype=torch.int64)
+
     def narrowed(self, numbers: Tensor, keys: Sequence[str]) -> tuple[Source, Tensor]:
         """The source with those bodies alone that have some of these rows, of a `HeldBody` those rows and columns alone.
 

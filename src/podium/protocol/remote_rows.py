@@ -123,12 +123,12 @@ class RemoteRows:
         """By column that lies elsewhere: how many bytes of it are the driver's own rows; columns without any are left out."""
         found: dict[str, int] = {}
         for key, away in self._away.items():
-            source, numbers = self._sources[away.numbers], self._here.batch[away.numbers]
-            held = [place for place, body in enumerate(source.bodies) if isinstance(body, HeldBody) and not body.is_of_rank]
-            if held:
-                rows = torch.isin(source.owners(numbers), torch.tensor(held))
-                values = int(rows.sum() if away.lengths is None else self._here.batch[away.lengths][rows].sum())
-                found |= {key: values * away.kind.value_bytes} if values else {}
+            source = self._sources[away.numbers]
+            if not len(source.of_driver):
+                continue
+            rows = torch.isin(source.owners(self._here.batch[away.numbers]), source.of_driver)
+            values = int(rows.sum() if away.lengths is None else self._here.batch[away.lengths][rows].sum())
+            found |= {key: values * away.kind.value_bytes} if values else {}
         return found
 
     def is_padding_enabled(self) -> bool:

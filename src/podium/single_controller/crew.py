@@ -56,6 +56,8 @@ class Crew:
             raise ConfigError(f"slow_after_s is more than 0 seconds, got {slow_after_s:g}")
         check_kind("auto_padding", auto_padding, bool, "True or False")
         self._slow_after_s = slow_after_s
+        self._took_s: dict[str, float] = {}
+        """By method, how long its last call took."""
         self._is_owner = True
         self._begin()
 
@@ -216,7 +218,17 @@ class Crew:
             self.runtime.close()
 
     def _pending(self, method: str, tickets: Mapping[int, Any], timeout_s: float) -> PendingCall:
-        return PendingCall(self.runtime, self.name, method, tickets, timeout_s, self.life, self._slow_after_s, self._open_calls)
+        return PendingCall(
+            self.runtime,
+            self.name,
+            method,
+            tickets,
+            timeout_s,
+            self.life,
+            self._slow_after_s,
+            self._open_calls,
+            self._took_s,
+        )
 
     def _checked(self, timeout_s: float) -> float:
         check_kind("a time limit", timeout_s, (int, float), "a number of seconds or None")

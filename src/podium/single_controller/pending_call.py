@@ -58,6 +58,8 @@ class PendingCall:
     slow_after_s: float = SLOW_AFTER_S
     open_calls: OpenCalls = field(default_factory=OpenCalls)
     """The calls of the same ranks, which this one is among as long as it is not over."""
+    took_s: dict[str, float] = field(default_factory=dict)
+    """By method, how long its last call on these ranks took until the last rank answered."""
     _silent: dict[int, Ticket] = field(init=False)
     _answers: dict[int, Any] = field(init=False, default_factory=dict)
     _answered_s: dict[int, float] = field(init=False, default_factory=dict)
@@ -147,9 +149,19 @@ class PendingCall:
             del self._silent[rank]  # last: an outcome that Ctrl-C interrupts is taken again
         if not self._silent:
             self.open_calls.remove(self)
+            if not self._failures:
+                self.took_s[self.method] = now - self.began
 
     def _name_stragglers(self) -> bool:
-        line = straggler_line(self.method, self._answered_s, self.silent_ranks, self.age_s, slow_after_s=self.slow_after_s)
+        line = straggler_line(
+            self.method,
+            self._answered_s,
+            self.silent_ranks,
+            self.age_s,
+            limit_s=self.timeout_s,
+            usual_s=self.took_s.get(self.method),
+            slow_after_s=self.slow_after_s,
+        )
         if line is not None and log.isEnabledFor(logging.WARNING):
             log.warning("group %r: %s\n%s", self.group, line, self._stacks_of_silent())
         return line is not None

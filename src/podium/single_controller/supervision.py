@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 
 SLOW_AFTER_S = 30.0
-"""Nobody is called slow before: a first step compiles, loads and waits for others."""
+"""No rank is called slow before: a first step compiles, loads and waits for others."""
 SLOW_FACTOR = 3.0
-"""A rank is slow when it takes this many times as long as the slowest that has answered."""
+"""A rank is slow when it takes this many times as long as the slowest that has answered, or as the call took before."""
 
 _FOLDED_THREADS = re.compile(r"\nand \d+ threads? of the runtime\s*\Z")  # `witness.folded_threads`
 
@@ -44,19 +44,34 @@ def fold_stacks(by_rank: Mapping[int, str]) -> str:
 
 
 def straggler_line(
-    method: str, answered_s: Mapping[int, float], silent: Iterable[int], age_s: float, *, slow_after_s: float = SLOW_AFTER_S
+    method: str,
+    answered_s: Mapping[int, float],
+    silent: Iterable[int],
+    age_s: float,
+    *,
+    limit_s: float,
+    usual_s: float | None = None,
+    slow_after_s: float = SLOW_AFTER_S,
 ) -> str | None:
-    """Who is awaited, once that is worth a line; None before, and when all have answered.
+    """Which ranks the call waits for, once that is worth a line; None before, and when all have answered.
 
-    answered_s: how long each rank that has answered took. age_s: how long ago the call was sent. The silent ranks are named
-    when both `slow_after_s` and `SLOW_FACTOR` times the slowest answer have passed.
+    answered_s: how long each rank that has answered took. age_s: how long ago the call was sent. usual_s: how long the method
+    took the last time. A silent rank is late after `slow_after_s` and `SLOW_FACTOR` times the slowest answer of this call.
+    Without an answer, `usual_s` takes its place; without that too, a call is late after half of its limit `limit_s`.
     """
     waiting = sorted(set(silent))
-    slowest_s = max(answered_s.values(), default=0.0)
-    if not waiting or age_s <= max(slow_after_s, SLOW_FACTOR * slowest_s):
+    if answered_s:
+        late_after_s = SLOW_FACTOR * max(answered_s.values())
+    else:
+        late_after_s = limit_s / 2 if usual_s is None else SLOW_FACTOR * usual_s
+    if not waiting or age_s <= max(slow_after_s, late_after_s):
         return None
-    others = f"; the other {len(answered_s)} took at most {slowest_s:.3g} s" if answered_s else ""
-    return f"method {method!r}: no answer from {ranks_named(waiting)} after {age_s:.3g} s{others}"
+    line = f"method {method!r}: no answer from {ranks_named(waiting)} after {age_s:.3g} s"
+    if answered_s:
+        return f"{line}; the other {len(answered_s)} took at most {max(answered_s.values()):.3g} s"
+    if usual_s is None:
+        return f"{line}; half of its limit of {limit_s:g} s has passed"
+    return f"{line}; the last call took {usual_s:.3g} s"
 
 
 def _run(ranks: list[int]) -> str:
