@@ -417,6 +417,8 @@ def test_only_the_driver_that_started_the_ranks_restarts_them(crew: Crew):
 
 
 def test_every_call_has_a_limit(crew: Crew):
+    ranks_know = [context.call_timeout_s for context in crew.spec.contexts("ray")]
+    assert ranks_know == [DEFAULT_CALL_TIMEOUT_S] * crew.world_size
     assert crew.submit("f", CALLS, Reply.VALUE).timeout_s == DEFAULT_CALL_TIMEOUT_S
     assert crew.submit("f", CALLS, Reply.VALUE, timeout_s=3.0).timeout_s == 3.0
     with pytest.raises(ConfigError, match="more than 0 seconds, got -1"):

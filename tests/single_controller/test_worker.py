@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from podium.single_controller import (
     initialize_global_process_group_ray,
     register,
 )
+from podium.single_controller.context import RankContext
+from podium.single_controller.worker import join_peers
 
 
 class Place(Worker):
@@ -115,6 +118,24 @@ def test_a_rank_that_is_alone_joins_itself(join: Callable[[], None], no_process_
     total = torch.tensor(3)
     dist.all_reduce(total)
     assert (int(total), dist.get_world_size()) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("call_timeout_s", "timeout_s", "expected"),
+    [
+        (None, None, None),  # a worker outside any group: torch's own
+        (3600.0, None, 3660.0),  # the driver reports the hang first
+        (10.0, None, 1800.0),  # a call may have a longer limit of its own
+        (3600.0, 7.0, 7.0),
+    ],
+)
+def test_a_collective_may_wait_longer_than_a_call(
+    call_timeout_s: float | None, timeout_s: float | None, expected: float | None, monkeypatch: pytest.MonkeyPatch
+):
+    given: list[timedelta | None] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, timeout, **kwargs: given.append(timeout))
+    join_peers(RankContext(call_timeout_s=call_timeout_s), "gloo", timeout_s)
+    assert given == [None if expected is None else timedelta(seconds=expected)]
 
 
 def test_a_process_group_has_a_time_limit_that_is_one(no_process_group: None):

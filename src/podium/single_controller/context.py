@@ -31,6 +31,8 @@ class RankContext:
     master_addr: str | None = None
     master_port: int | None = None
     """Where the ranks meet; None where the runtime has no collectives."""
+    call_timeout_s: float | None = None
+    """The limit of a call of the group, unless a call has its own; None where calls have no limit."""
 
 
 _current: ContextVar[RankContext | None] = ContextVar("podium_rank_context", default=None)

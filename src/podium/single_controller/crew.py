@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -44,7 +45,6 @@ class Crew:
         slow_after_s: float = SLOW_AFTER_S,
         auto_padding: bool = False,
     ) -> None:
-        self.spec = spec
         self.name = spec.name
         self.world_size = spec.pool.world_size
         self.runtime_name = runtime
@@ -52,6 +52,7 @@ class Crew:
         self.meshes: dict[tuple[str | None, str | None], Mesh] = {}
         """By role and name; what the workers have told, forgotten at a restart."""
         self._call_timeout_s = DEFAULT_CALL_TIMEOUT_S if call_timeout_s is None else self._checked(call_timeout_s)
+        self.spec = replace(spec, call_timeout_s=self._call_timeout_s)
         if not slow_after_s > 0:
             raise ConfigError(f"slow_after_s is more than 0 seconds, got {slow_after_s:g}")
         check_kind("auto_padding", auto_padding, bool, "True or False")

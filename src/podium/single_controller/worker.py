@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, SupportsIndex, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it without saying so
+from torch.distributed.constants import default_pg_timeout
 
 from podium.errors import ConfigError, DispatchError, RegistrationError, nearest, unknown_name
 from podium.single_controller.context import RankContext, current_context
@@ -20,6 +21,8 @@ from podium.single_controller.registration import register
 from podium.single_controller.runtime.capabilities import require
 
 R = TypeVar("R")
+REPORT_FIRST_S = 60.0
+"""A collective may wait so much longer than a call: the driver has named and ended the silent ranks before torch aborts one."""
 ELSEWHERE = ("192.0.2.1", 9)
 """An address that nobody has (RFC 5737): the way there begins at the address by which other nodes see this one."""
 
@@ -94,9 +97,10 @@ class Worker:
         """Join the peers in torch.distributed's default group; a second call does nothing.
 
         Without a backend there is one for the CPU and, for a rank with a GPU, one for that. A backend with NCCL is bound to the
-        rank's own GPU, which becomes torch's current one. `timeout_s` is the limit of joining and of each collective, None for
-        torch's own. A group of one needs no peers and works everywhere. UnsupportedByRuntime where ranks cannot run at the same
-        time, ResourceError where the rank's GPU is missing.
+        rank's own GPU, which becomes torch's current one. `timeout_s` is the limit of joining and of each collective. None is
+        torch's half hour or, if that is more, a minute more than the group's `call_timeout_s`: so the driver reports a hang
+        before torch aborts the process. A group of one needs no peers and works everywhere. UnsupportedByRuntime where ranks
+        cannot run at the same time, ResourceError where the rank's GPU is missing.
         """
         join_peers(self._rank_context, backend, timeout_s)
 
@@ -173,7 +177,8 @@ def join_peers(context: RankContext, backend: str | None, timeout_s: float | Non
         return
     if timeout_s is not None and not timeout_s > 0:
         raise ConfigError(f"the time limit of a process group is more than 0 seconds, got {timeout_s:g}")
-    options: dict[str, Any] = {"timeout": None if timeout_s is None else timedelta(seconds=timeout_s)}
+    timeout = _collective_timeout(context) if timeout_s is None else timedelta(seconds=timeout_s)
+    options: dict[str, Any] = {"timeout": timeout}
     if context.world_size == 1:
         options |= {"store": HashStore(), "rank": 0, "world_size": 1}
     else:
@@ -183,6 +188,12 @@ def join_peers(context: RankContext, backend: str | None, timeout_s: float | Non
     if device is not None and device.type == "cuda":
         options["device_id"] = device
     dist.init_process_group(backend, **options)
+
+
+def _collective_timeout(context: RankContext) -> timedelta | None:
+    if context.call_timeout_s is None:
+        return None
+    return max(default_pg_timeout, timedelta(seconds=context.call_timeout_s + REPORT_FIRST_S))
 
 
 def _node_address() -> str:

@@ -50,6 +50,8 @@ class GroupSpec:
     """The ports [low, high) one of which the ranks meet at; None takes any that is free."""
     start_timeout_s: float = START_TIMEOUT_S
     """How long the ranks may take to get their places and processes, before their constructors run."""
+    call_timeout_s: float | None = None
+    """The limit of a call, unless it has its own."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What only one runtime understands (Ray's own actor options)."""
 
@@ -83,6 +85,7 @@ class GroupSpec:
                 local_world_size=local_world_size,
                 threads=self.threads_per_rank or max(1, cores // local_world_size),
                 device_type="cpu" if self.pool.use_gpu is False else None,
+                call_timeout_s=self.call_timeout_s if CAPABILITIES[runtime].timeouts else None,
             )
             for rank, (local_rank, local_world_size) in enumerate(places)
         ]
