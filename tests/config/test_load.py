@@ -72,7 +72,7 @@ def test_yaml_reads_back_equal(tmp_path):
         ("lr=1e-3", "unknown key 'lr'; did you mean 'warmup.optim.lr' or 'actor.optim.lr'?"),
         ("total_steps=5", "unknown key 'total_steps'; did you mean 'trainer.total_steps'?"),
         ("seed", "an override is written key=value, got 'seed'"),
-        ("seed=[1", "the overrides cannot be read"),
+        ("seed=[1", "seed: the value [1 cannot be read"),
     ],
 )
 def test_bad_overrides_say_what_is_wrong(override, expected):

@@ -2,6 +2,7 @@
 
 from podium.config.arithmetic import check, explain, optimizer_steps_per_step, rows_per_step, total_optimizer_steps
 from podium.config.load import read_yaml, resolve, settings_called, to_yaml
+from podium.config.reading import write_value
 from podium.config.schema import (
     ActorConfig,
     AlgorithmConfig,
@@ -45,4 +46,5 @@ __all__ = [
     "settings_called",
     "to_yaml",
     "total_optimizer_steps",
+    "write_value",
 ]

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import json
-
+from podium.config.reading import write_value
 from podium.config.schema import ProfilerConfig, RunConfig, Settings
 from podium.errors import ConfigError
 
@@ -119,14 +118,9 @@ def _without_effect(config: RunConfig) -> list[str]:
             value, default = getattr(settings, field), type(settings).model_fields[field].default
             if not is_on and value != default:
                 name = f"{section}.{field}".lstrip(".")
-                given, usual = _as_written(value), _as_written(default)
+                given, usual = write_value(value), write_value(default)
                 reasons.append(f"{name}={given} has no effect without {switch}: set that, or leave {name} at {usual}")
     return reasons
-
-
-def _as_written(value: object) -> str:
-    """A setting's value as an override spells it: [1, 2], true, null."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _unfit_profile(config: RunConfig) -> list[str]:

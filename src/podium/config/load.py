@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
-from yaml import YAMLError
 
+from podium.config.reading import dump_yaml, load_yaml, read_value
 from podium.config.schema import RunConfig
 from podium.errors import ConfigError, nearest
 
@@ -32,10 +32,10 @@ EXAMPLES = {
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. ConfigError when it is missing, does not parse or is not a mapping."""
     try:
-        loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        loaded = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
-    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as exc:
+    except (OSError, ValueError) as exc:
         raise ConfigError(f"{path} cannot be read as YAML: {exc}") from exc
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} must hold a mapping of settings, got {type(loaded).__name__}")
@@ -43,35 +43,90 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def resolve(base: Mapping[str, Any] | RunConfig, overrides: Sequence[str] = ()) -> RunConfig:
-    """A checked config from settings and `key=value` overrides (dotted keys, YAML values); the last override wins."""
-    settings = base.model_dump(mode="json") if isinstance(base, RunConfig) else dict(base)
-    changes = []
+    """A checked config from settings and `key=value` overrides (dotted keys, values as in `read_value`); the last one wins."""
+    settings = base.model_dump(mode="json") if isinstance(base, RunConfig) else deepcopy(dict(base))
+    _spell_out(settings)
     for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"an override is written key=value, got {text!r}")
-        if key in SHORTHANDS:
-            settings.pop(key, None)
-            text = text if value.lstrip().startswith("{") else f"{key}.{SHORTHANDS[key]}={value}"
-        changes.append(text)
-    for key, field in SHORTHANDS.items():
-        if isinstance(settings.get(key), str):
-            settings[key] = {field: settings[key]}
+        _override(settings, text)
+    _check_text(settings)
     try:
-        merged = OmegaConf.to_container(
-            OmegaConf.merge(OmegaConf.create(settings), OmegaConf.from_dotlist(changes)), resolve=True
-        )
-    except (OmegaConfBaseException, YAMLError) as exc:
-        raise ConfigError(f"the overrides cannot be read: {exc}") from exc
-    try:
-        return RunConfig.model_validate(merged)
+        return RunConfig.model_validate(settings)
     except ValidationError as exc:
         raise ConfigError("\n".join(line for error in exc.errors() for line in _complaints(error))) from None
 
 
 def to_yaml(config: RunConfig) -> str:
     """The whole config as YAML that `resolve(read_yaml(...))` reads back to an equal one."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+    return dump_yaml(config.model_dump(mode="json"))
+
+
+def _override(settings: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError(f"an override is written key=value, got {text!r}")
+    if key in SHORTHANDS:
+        settings.pop(key, None)
+        key = key if value.lstrip().startswith("{") else f"{key}.{SHORTHANDS[key]}"
+    path = key.split(".")
+    try:
+        found = read_value(value, is_text=_takes_text(path))
+    except ConfigError as exc:
+        raise ConfigError(f"{key}: {exc}") from exc
+    for part in reversed(path):
+        found = {part: found}
+    _merge(settings, found)
+
+
+def _merge(settings: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Put the changes into the settings; a mapping is merged into a mapping, everything else replaces what was there."""
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            if not isinstance(settings.get(key), dict):
+                settings[key] = {}
+            _merge(settings[key], value)
+        else:
+            settings[key] = value
+
+
+def _check_text(value: Any, key: str = "") -> None:
+    """ConfigError for text that no file can hold, such as a path whose bytes are not UTF-8."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as exc:
+            raise ConfigError(f"{key}: a text must be valid Unicode, got {value!r}; rename the file or change the text") from exc
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _check_text(name, key or repr(name))
+            _check_text(item, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            _check_text(item, f"{key}.{place}")
+
+
+def _spell_out(settings: dict[str, Any]) -> None:
+    for key, field in SHORTHANDS.items():
+        if isinstance(settings.get(key), str):
+            settings[key] = {field: settings[key]}
+
+
+def _takes_text(path: Sequence[str]) -> bool:
+    """Whether the setting at `path` is one text (or a name out of some), or null."""
+    section = _model_at(RunConfig, path[:-1])
+    field = section.model_fields.get(path[-1]) if section else None
+    return field is not None and _is_text(field.annotation)
+
+
+def _is_text(kind: Any) -> bool:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return all(isinstance(name, str) for name in inner)
+    if origin is Annotated:
+        return _is_text(inner[0])
+    if origin in (Union, UnionType):
+        return all(_is_text(one) for one in inner if one is not NoneType)
+    return kind is str
 
 
 def _complaints(error: Any) -> list[str]:
@@ -137,6 +192,7 @@ def _model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseMod
     """The section at `path`; None where that is a single setting."""
     found: type[BaseModel] | None = model
     for part in path:
-        field = found.model_fields[str(part)].annotation if found else None
-        found = next((arg for arg in (field, *get_args(field)) if isinstance(arg, type) and issubclass(arg, BaseModel)), None)
+        field = found.model_fields.get(str(part)) if found else None
+        kind = field.annotation if field else None
+        found = next((arg for arg in (kind, *get_args(kind)) if isinstance(arg, type) and issubclass(arg, BaseModel)), None)
     return found

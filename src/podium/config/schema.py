@@ -7,10 +7,14 @@ one section (`arithmetic`).
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer, model_validator
+
+LARGEST_INT: Final = 10**4000
+"""Python reads no more than 4,300 digits back."""
 
 
 class Settings(BaseModel):
@@ -45,6 +49,25 @@ def _in_float32(value: float) -> float:
     return value
 
 
+def _finite(value: Any) -> Any:
+    """Of a setting that may hold anything: JSON has neither NaN nor infinities, and integers of a sane length."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"JSON has no {value}: use a finite number, or a text")
+    if isinstance(value, int) and abs(value) >= LARGEST_INT:
+        raise ValueError("is an integer of more than 4,000 digits: use a text")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _finite(item)
+    return value
+
+
+def _infinity(value: Any) -> Any:
+    return math.inf if value == "inf" else value
+
+
+def _written_infinity(value: float) -> float | str:
+    return "inf" if value == math.inf else value
+
+
 def _checked_pattern(pattern: str) -> str:
     try:
         groups = re.compile(pattern).groups
@@ -58,7 +81,10 @@ def _checked_pattern(pattern: str) -> str:
 Positive = Annotated[int, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Scalar = bool | int | float | str
+Scalar = Annotated[bool | int | float | str, AfterValidator(_finite)]
+Json = Annotated[JsonValue, AfterValidator(_finite)]
+Unbounded = Annotated[float, BeforeValidator(_infinity), PlainSerializer(_written_infinity, when_used="json")]
+"""A limit that `inf` switches off."""
 Paths = Annotated[tuple[str, ...], BeforeValidator(_paths)]
 KLKind = Literal[
     "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
@@ -151,7 +177,7 @@ class RewardConfig(Settings):
 
     function: str | None = None
     """Your function, as `path/to/file.py:function` or `package.module.function`; verl's signature, see docs/tasks.md."""
-    kwargs: dict[str, JsonValue] = {}
+    kwargs: dict[str, Json] = {}
     """Further keyword arguments of the function."""
     num_workers: Positive = 2
     """Processes that score at the same time, each one response at a time."""
@@ -181,12 +207,12 @@ class OptimConfig(Settings):
     """Peak learning rate."""
     betas: Annotated[tuple[Decay, Decay], BeforeValidator(_tuple)] = (0.9, 0.999)
     """AdamW's betas."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
     """AdamW's epsilon."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Decoupled weight decay."""
-    clip_grad: Annotated[float, Field(gt=0)] = 1.0
-    """Largest global gradient norm (L2)."""
+    clip_grad: Annotated[Unbounded, Field(gt=0)] = 1.0
+    """Largest global gradient norm (L2); `inf` clips nothing."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -250,10 +276,10 @@ class ActorConfig(Settings):
     """Prompts, with all their samples, per optimizer step; null: all of `trainer.prompts_per_step`."""
     epochs: Positive = 1
     """Passes over each step's rollouts."""
-    clip_ratio_low: Annotated[float, Field(ge=0)] = 0.2
-    """The probability ratio is clipped below at 1 - this."""
-    clip_ratio_high: Annotated[float, Field(ge=0)] = 0.2
-    """The probability ratio is clipped above at 1 + this."""
+    clip_ratio_low: Annotated[Unbounded, Field(ge=0)] = 0.2
+    """The probability ratio is clipped below at 1 - this; `inf` clips nothing."""
+    clip_ratio_high: Annotated[Unbounded, Field(ge=0)] = 0.2
+    """The probability ratio is clipped above at 1 + this; `inf` clips nothing."""
     clip_ratio_c: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Dual clip: where the advantage is negative, a ratio above this counts as this (verl's default is 3.0); null is off."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = "token-mean"
@@ -306,7 +332,7 @@ class WarmupConfig(Settings):
     """Optimizer steps; 0 skips the warm-up."""
     batch_rows: Positive = 64
     """Rows per optimizer step."""
-    targets: dict[Literal["answer", "copy"], Annotated[float, Field(gt=0)]] = {"answer": 1.0}
+    targets: dict[Literal["answer", "copy"], Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {"answer": 1.0}
     """What the response is, as a mixture of weights: the right answer, or a copy of the prompt's text."""
     optim: OptimConfig = OptimConfig(lr=1e-3)
     """The warm-up's optimizer."""
@@ -348,7 +374,7 @@ class ProfilerConfig(Settings):
     """Record these ranks; without any, and without `all_ranks`, rank 0."""
     save_path: str = "profile"
     """Folder of the recordings, in the run directory unless it is absolute; on the rank's own node."""
-    tool_config: dict[str, JsonValue] = {}
+    tool_config: dict[str, Json] = {}
     """The tool's own options: of `torch` record_shapes, profile_memory, with_stack, with_flops, with_modules (true or false); of
     `torch_memory` max_entries."""
     finish_command: str | None = None

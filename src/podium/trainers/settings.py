@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podium.config import RunConfig, resolve
+from podium.config import RunConfig, resolve, write_value
 from podium.errors import ConfigError
 from podium.trainers.json_files import read_json, write_json
 
@@ -118,4 +117,4 @@ def _is_free(key: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    return value if isinstance(value, str) else repr(value) if value is ABSENT else json.dumps(value)
+    return repr(value) if value is ABSENT else write_value(value)
