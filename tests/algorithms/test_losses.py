@@ -170,9 +170,18 @@ def test_a_column_of_other_lengths_or_none_is_named(key: str) -> None:
     with pytest.raises(DataError, match=rf"the loss needs the column '{key}'; there are: .*responses"):
         LOSS(TokenOutputs(torch.zeros(3)), good)
     good.union(other.select([key]))
-    with pytest.raises(DataError, match=rf"column '{key}' has rows of \[1, 2\] tokens, their responses have \[2, 1\]"):
+    with pytest.raises(DataError, match=f"row 0 of column '{key}' must have 2 tokens as in 'responses', got 1"):
         LOSS(TokenOutputs(torch.zeros(3)), good)
     assert len(taken) == 2
+
+
+def test_a_dense_column_of_more_than_one_value_a_row_is_refused() -> None:
+    batch = policy_batch([[1, 1], [1]], [[0.0, 0.0], [0.0]], [[1.0, 1.0], [1.0]])
+    batch.batch["advantages"] = torch.zeros(2, 3)
+    with pytest.raises(
+        DataError, match=r"column 'advantages' must be \[B\] or jagged \[B, \*\], got a dense one of shape \[2, 3\]"
+    ):
+        LOSS(TokenOutputs(torch.zeros(3)), batch)
 
 
 def test_losses_pickle_and_do_not_share_their_defaults() -> None:

@@ -186,9 +186,9 @@ def test_rows_that_cannot_learn_are_in_no_baseline(tmp_path, kl):
     batch.batch["rewards"] = torch.tensor([1.0, 0.0, 3.0, 4.0, 100.0, 200.0])
     if kl:
         batch.union(DataProto({name: jagged(torch.ones(10), offsets) for name in ("old_log_probs", "ref_log_prob")}))
-    for rows in (batch, pad_dataproto_to_divisor(batch, 7)[0]):
-        found = advantages(config, rows)
-        assert found.batch["advantages"].tolist() == [-1.0, -2.0, 1.0, 2.0] + [0.0] * (len(rows) - 4)
+    for one in (batch, pad_dataproto_to_divisor(batch, 7)[0]):
+        found = advantages(config, one)
+        assert found.batch["advantages"].tolist() == [-1.0, -2.0, 1.0, 2.0] + [0.0] * (len(one) - 4)
         if kl:
             assert found.meta_info["kl_metrics"]["actor/reward_kl_penalty"].weight == 8.0  # tokens of real rows
     padding = pad_dataproto_to_divisor(batch[:4], 5)[0]  # a copy of row 3, whose reward would count twice

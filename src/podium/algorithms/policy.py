@@ -45,10 +45,10 @@ class PolicyLoss:
     "Mastering Complex Control in MOBA Games with Deep Reinforcement Learning"; the KL term of the loss: Shao
     et al. 2024, "DeepSeekMath", equation 3.
 
-    Reads the jagged columns `response_mask` and `old_log_probs`, `ref_log_prob` with a KL term, and `advantages`, which may be
-    [B], one for all tokens of a row; DataError for one that is missing or whose rows are not as long as the responses. What stands under a zero mask is never read: it
-    may be infinite or NaN there. Metrics, unlike terms, are over the tokens of the rows that must be computed, and so are the
-    same whether or not the others are computed too.
+    Reads the jagged columns `response_mask` and `old_log_probs`, `ref_log_prob` with a KL term, and `advantages`: [B, *], or
+    [B] where one holds for all tokens of a row. DataError for a column that is missing or whose rows are not as long as the
+    responses. What stands under a zero mask is never read: it may be infinite or NaN there. Metrics, unlike terms, are over
+    the tokens of the rows that must be computed, and so are the same whether or not the others are computed too.
     """
 
     clip_low: float

@@ -67,7 +67,8 @@ LOGGED_COLUMNS = (
 def batch_metrics(batch: DataProto, lengths_B: Tensor) -> Metrics:
     """Rewards of the rows that have one, of responses of these lengths, and the metrics that came with the rows.
 
-    Real rows only: the caller has taken padding out. The batch has `LOGGED_COLUMNS`; each value of its meta that is `Metrics` is reported too.
+    Real rows only: the caller has taken padding out. The batch has `LOGGED_COLUMNS`; each value of its meta that is `Metrics`
+    is reported too.
     """
     is_scored_B, lengths_B = batch.batch["is_scored"], lengths_B.float()
     rewards_B = batch.batch["rewards"][is_scored_B]
