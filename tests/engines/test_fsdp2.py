@@ -8,14 +8,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from podium.algorithms import SFTLoss
+from podium.algorithms import PolicyLoss, SFTLoss
 from podium.config import EngineConfig, ModelConfig, OptimConfig
 from podium.models import load_model
 from podium.observability import Metrics
-from podium.protocol import DataProto
+from podium.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from podium.protocol.jagged import interleave, jagged, offsets_of, parts
 from podium.single_controller import Init, ResourcePool, WorkerGroup
 from podium.workers import TrainingSpec, TrainingWorker
+from tests.engines.test_policy_terms import AGGREGATIONS, TERMS
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -78,6 +79,45 @@ def test_losses_gradients_and_weights_equal_one_workers(tmp_path, engine):
     for name, one in weights[0].items():
         assert torch.allclose(one, weights[1][name], rtol=0, atol=1e-10), name
         assert not torch.equal(one, fresh[name]), name
+
+
+def policy_batch(num_rows: int) -> DataProto:
+    """Rows of one token and more, with all that a policy loss reads; an advantage a row."""
+    rows = batch([1 + row for row in range(num_rows)])
+    values, offsets = parts(rows.batch["responses"])
+    columns = {"old_log_probs": -4.6 + torch.arange(len(values)).double() % 3 / 8}
+    columns["ref_log_prob"] = columns["old_log_probs"] + 0.1
+    advantages = {"advantages": (torch.arange(num_rows) % 3 - 1).double()}
+    return rows.union(DataProto({name: jagged(column, offsets) for name, column in columns.items()} | advantages))
+
+
+def test_padding_rows_change_no_number_on_two_ranks():
+    """Losses of every aggregation; five rows padded by the call, or to eight by the driver; one row, so that rank 1 has none."""
+    losses = [SFTLoss()]
+    for aggregation in AGGREGATIONS.values():
+        losses += [PolicyLoss(0.1, 0.1, aggregation), PolicyLoss(0.1, 0.1, aggregation, **TERMS["all"])]
+    five, one = policy_batch(5), policy_batch(1)
+    with group(1) as alone, group(2) as pair:
+        for loss in losses:
+            for workers in (alone, pair):
+                workers.call.set_loss_fn(loss)
+            for rows, padded in (
+                (five, DataProto(five.batch, auto_padding=True)),
+                (five, pad_dataproto_to_divisor(five, 4)[0]),
+                (one, pad_dataproto_to_divisor(one, 4)[0]),
+            ):
+                expected, found = (
+                    workers.call.train_batch(given).meta_info["metrics"].to_floats()
+                    for workers, given in ((alone, rows), (pair, padded))
+                )
+                assert found == pytest.approx(expected, rel=1e-8, abs=1e-12), loss
+        expected = alone.call.infer_batch(five)
+        trimmed = pair.call.infer_batch(DataProto(five.batch, auto_padding=True))
+        filled = pair.call.infer_batch(pad_dataproto_to_divisor(five, 8)[0])
+        assert filled.padding_mask.tolist() == [False] * 5 + [True] * 3
+        for rows in (trimmed, unpad_dataproto(filled, 3)):
+            assert not rows.padding_mask.any()
+            assert torch.allclose(*(parts(part.batch["log_probs"])[0] for part in (rows, expected)), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(

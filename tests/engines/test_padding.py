@@ -8,7 +8,7 @@ import torch
 from podium.algorithms import Loss, PolicyLoss, SFTLoss
 from podium.errors import DataError
 from podium.protocol import DataProto, pad_dataproto_to_divisor
-from podium.protocol.jagged import lengths_of, parts
+from podium.protocol.jagged import jagged, lengths_of, parts
 from tests.engines.builders import LOSS, batch_of, engine_of, largest_difference, model_of, state_of, weights_of
 from tests.engines.test_policy_terms import AGGREGATIONS, TERMS, batch_with_ref
 
@@ -89,4 +89,23 @@ def test_an_error_names_the_row_of_the_batch_and_not_its_copy() -> None:
     rows = padded(batch_of([(2, 1), (1, 2), (0, 2)]))[[3, 0, 1, 2]]
     for call in (engine_of("llama").infer_batch, lambda batch: engine_of("llama").train_batch(batch, LOSS)):
         with pytest.raises(DataError, match="row 3 has 0 prompt tokens"):
+            call(rows)
+
+
+def test_a_column_that_does_not_fit_is_named_by_its_row_in_the_batch() -> None:
+    """Not by the row's place in a micro-batch, of which each holds one row here."""
+    batch = batch_of([(2, 2)] * 4)
+    batch.batch["old_log_probs"] = jagged(torch.zeros(8, dtype=torch.float64), torch.tensor([0, 2, 4, 5, 8]))
+    with pytest.raises(DataError, match="row 2 of column 'old_log_probs' must have 2 tokens as in 'responses', got 1"):
+        engine_of("llama", budget=4).train_batch(batch, LOSS)
+
+
+def test_a_row_that_is_too_long_is_named_by_its_place_in_the_batch() -> None:
+    """Rows before it are padding, or have no advantage and would not be computed."""
+    rows = padded(batch_of([(2, 1), (1, 2), (4, 9), (1, 1)], advantages=[0.0, 0.0, 1.0, 1.0]), 5)[[4, 0, 1, 2, 3]]
+    for call in (
+        engine_of("llama", budget=12).infer_batch,
+        lambda batch: engine_of("llama", budget=12).train_batch(batch, PolicyLoss(0.1, 0.1, drop_zero_advantage=True)),
+    ):
+        with pytest.raises(DataError, match="row 3 has 13 tokens, a micro-batch holds at most 12"):
             call(rows)

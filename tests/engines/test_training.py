@@ -6,6 +6,7 @@ import math
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -369,3 +370,11 @@ def test_dropout_depends_on_seed_rank_and_step_only() -> None:
 @pytest.mark.parametrize("seed", [20260923, 2**31, 2**63, -1])
 def test_any_integer_is_a_seed(seed: int) -> None:
     assert trained("gpt2_dropout", batch_of(), LOSS, seed=seed)[1]["skipped_updates"] == 0.0
+
+
+def test_a_seed_of_numpy_is_the_seed_of_that_number() -> None:
+    """Its product would overflow where Python's does not."""
+    found = [trained("gpt2_dropout", batch_of(), LOSS, seed=seed)[0] for seed in (2**40, np.int64(2**40))]
+    assert largest_difference(*found) == 0.0
+    with pytest.raises(DataError, match=r"seed is a whole number, got 1\.0"):
+        engine_of("gpt2_dropout", seed=1.0)  # type: ignore[arg-type]

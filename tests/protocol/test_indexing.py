@@ -46,6 +46,17 @@ def test_shuffled_mini_batches_hold_every_row_once_an_epoch(rows: list[Row], siz
         check(batch, rows_of(batch))
 
 
+@pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3), torch.tensor(3)])
+def test_a_seed_of_any_integer_type_gives_the_same_order(seed: Any) -> None:
+    assert orders(numbered(8), 4, 2, seed=seed) == orders(numbered(8), 4, 2, seed=3)
+
+
+@pytest.mark.parametrize("seed", [3.0, True, np.float64(3), "3"])
+def test_a_seed_that_is_not_an_integer_is_refused(seed: Any) -> None:
+    with pytest.raises(DataError, match="seed is a whole number, got"):
+        orders(numbered(8), 4, 2, seed=seed)
+
+
 def test_the_seed_decides_the_order_and_no_global_generator_is_touched() -> None:
     """KD18."""
     torch.manual_seed(1), np.random.seed(1), random.seed(1)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from podium.errors import DataError, DispatchError, RegistrationError
-from podium.protocol import DataProto
+from podium.protocol import DataProto, pad_dataproto_to_divisor
 from podium.single_controller import (
     Copy,
     Dispatch,
@@ -275,6 +275,16 @@ def test_a_result_that_knows_its_padding_is_trimmed_by_it():
     assert without_first.batch["x"].tolist() == [1]
     reversed_rows = padded_call(rows(0, 1, 2), 2, lambda shard: shard.select_idxs(torch.arange(len(shard) - 1, -1, -1)))
     assert reversed_rows.batch["x"].tolist() == [1, 0, 2]
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_padding_of_the_callers_own_stays_where_the_call_pads_too(copies: int):
+    """Five rows padded to eight by the caller and to nine by the call: the ninth goes, whatever their order."""
+    batch = pad_dataproto_to_divisor(rows(0, 1, 2, 3, 4), 8)[0]
+    for turned in (batch, batch[[7, 0, 6, 1, 5, 2, 3, 4]]):
+        result = padded_call(turned, 3, lambda shard: shard.repeat(copies))
+        assert result.padding_mask.tolist() == turned.repeat(copies).padding_mask.tolist()
+        assert result.batch["x"].tolist() == turned.repeat(copies).batch["x"].tolist()
 
 
 @pytest.mark.parametrize("in_place", [True, False])

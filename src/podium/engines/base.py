@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from podium.algorithms import Loss, LossSum, TokenOutputs
 from podium.config import EngineConfig, OptimConfig
-from podium.engines.micro_batch import MicroBatch
+from podium.engines.micro_batch import MicroBatch, check_lengths
 from podium.errors import DataError, EngineError
 from podium.observability import Last, Mean, Metrics, Sum
 from podium.protocol import DataProto, marks_of_padding, without_padding
@@ -67,6 +67,8 @@ class BaseEngine(ABC):
     dp_rank: int = 0
     dp_size: int = 1
     is_collect: bool = True
+    max_row_tokens: int | None = None
+    """Most tokens of a row, as a micro-batch must hold it whole; None where the backend has no limit."""
     _skipped_in_a_row: int = 0
 
     def train_batch(self, batch: DataProto, loss: Loss, *, temperature: float = 1.0) -> Metrics:
@@ -76,7 +78,7 @@ class BaseEngine(ABC):
         finite leaves parameters and optimizer as they are; EngineError after MAX_SKIPPED_UPDATES of them in a row. A
         mini-batch of count 0 is skipped too, but does not add to those: it has nothing to say.
         """
-        _check_prompts(batch)
+        self._check_rows(batch)
         batch = without_padding(batch)
         count = self._sum_over_ranks(loss.count(batch))
         is_computed = loss.is_needed(batch)
@@ -101,7 +103,7 @@ class BaseEngine(ABC):
 
         float32, whatever the dtype of the model, but float64 for one in float64; 0 in padding rows, which stay marked.
         """
-        _check_prompts(batch)
+        self._check_rows(batch)
         is_padding_B = batch.padding_mask
         real = (~is_padding_B).nonzero().flatten()
         values, offsets = parts(batch.batch["responses"])
@@ -129,6 +131,19 @@ class BaseEngine(ABC):
         part = loss(self._token_outputs(rows, micro, temperature, with_entropy=loss.needs_entropy), rows)
         self._backward(part.total / denominator)
         return replace(part, total=part.total.detach())
+
+    def _check_rows(self, batch: DataProto) -> None:
+        """DataError by the row's number in the batch, before rows are left out or cut into micro-batches."""
+        lengths_B = lengths_of(batch.batch["input_ids"])
+        is_real_B = ~batch.padding_mask.to(lengths_B.device)
+        prompt_lengths_B = lengths_B - lengths_of(batch.batch["responses"])
+        for row in ((prompt_lengths_B < 1) & is_real_B).nonzero().flatten()[:1].tolist():
+            raise DataError(
+                f"row {row} has {int(prompt_lengths_B[row])} prompt tokens (input_ids minus responses), at least one is needed "
+                "to predict the response; begin the prompt with a beginning-of-sequence token"
+            )
+        if self.max_row_tokens is not None:
+            check_lengths((lengths_B * is_real_B).tolist(), self.max_row_tokens)
 
     def _note(self, step: StepResult) -> None:
         self.version += 1
@@ -203,16 +218,6 @@ class BaseEngine(ABC):
     @abstractmethod
     def save_hf(self, path: str) -> None:
         """Write the model as a folder that `AutoModelForCausalLM.from_pretrained` loads. Every rank must call it."""
-
-
-def _check_prompts(batch: DataProto) -> None:
-    prompt_lengths_B = lengths_of(batch.batch["input_ids"]) - lengths_of(batch.batch["responses"])
-    is_bad_B = (prompt_lengths_B < 1) & ~batch.padding_mask
-    for row in is_bad_B.nonzero().flatten()[:1].tolist():
-        raise DataError(
-            f"row {row} has {int(prompt_lengths_B[row])} prompt tokens (input_ids minus responses), at least one is needed to "
-            "predict the response; begin the prompt with a beginning-of-sequence token"
-        )
 
 
 def _step_metrics(step: StepResult, dp_size: int) -> Metrics:

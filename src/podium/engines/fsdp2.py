@@ -66,6 +66,7 @@ class FSDP2Engine(BaseEngine):
         dtype = prepare(self.model, engine.compute_dtype, is_trained=optim is not None)
         self._ranks.shard(self.model, set(getattr(model, "_no_split_modules", None) or ()), sharding_policy(model, dtype))
         self._stand_ins = StandIns(model, dtype) if dtype is not None and self.dp_size == 1 else None
+        self.max_row_tokens = engine.max_tokens_per_micro_batch
         self._config, self._optim_config, self._total_steps = engine, optim, total_steps
         self._seed, self._rank = whole_number("seed", seed), rank
         self._adamw = None if optim is None else _adamw(model, optim)

@@ -72,12 +72,8 @@ def plan_micro_batches(
 
     Without `prompts` there is no `shared`. DataError names the first row that is longer than `max_tokens` alone.
     """
+    check_lengths(lengths, max_tokens)
     lengths_B = np.asarray(lengths, dtype=np.int64)
-    for row in np.flatnonzero(lengths_B > max_tokens)[:1]:
-        raise DataError(
-            f"row {row} has {lengths_B[row]} tokens, a micro-batch holds at most {max_tokens}; raise max_tokens_per_micro_batch "
-            "or shorten prompts and responses"
-        )
     if not len(lengths_B):
         return []
     plans = []
@@ -89,6 +85,16 @@ def plan_micro_batches(
     if layout == "packed" or (layout == "auto" and cheapest_packing < min(price for price, _ in plans)):
         plans.append(_packed(lengths_B, max_tokens, cost))
     return min(plans, key=lambda plan: plan[0])[1]
+
+
+def check_lengths(lengths: Sequence[int], max_tokens: int) -> None:
+    """DataError for the first row that is longer than a micro-batch may be."""
+    for row, length in enumerate(lengths):
+        if length > max_tokens:
+            raise DataError(
+                f"row {row} has {length} tokens, a micro-batch holds at most {max_tokens}; raise max_tokens_per_micro_batch "
+                "or shorten prompts and responses"
+            )
 
 
 def _bucketed(lengths_B: NDArray[np.int64], max_tokens: int, cost: CostModel) -> tuple[float, list[MicroBatch]]:

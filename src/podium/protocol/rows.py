@@ -89,6 +89,25 @@ def partition_padded(rows: RowsT, parts: int) -> tuple[list[RowsT], tuple[int, .
     return [_like(rows, part) for part in (*views, *padded)], padding
 
 
+def num_padding(rows: Rows) -> int:
+    """How many of the rows are marked as padding. DataError for stale marks."""
+    return int(_proto(rows).padding_mask.sum())
+
+
+def drop_padding(rows: RowsT, count: int, *, of: int) -> RowsT:
+    """Of rows that were computed from a batch with `of` padding rows, without those of its last `count`: as many of each.
+
+    >>> marked = DataProto({"x": torch.arange(2)}).filled(torch.arange(2), 5).repeat(2)
+    >>> drop_padding(marked, 2, of=3).padding_mask.tolist()
+    [False, False, False, False, True, True]
+    """
+    data = _proto(rows)
+    padding = data.padding_mask.nonzero().flatten()
+    is_kept_B = torch.ones(len(data), dtype=torch.bool)
+    is_kept_B[padding[len(padding) - len(padding) * count // of :]] = False
+    return _like(rows, data.select_idxs(is_kept_B))
+
+
 def drop_last(rows: RowsT, count: int) -> RowsT:
     """The rows without the last `count`, as a view, and without the mark of padding: what is left is taken for real.
 

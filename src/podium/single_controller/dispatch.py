@@ -19,9 +19,18 @@ from typing import Any, Protocol, TypeAlias, cast
 from podium.errors import DispatchError, RegistrationError, unknown_name
 from podium.protocol import DataProto
 from podium.protocol.meta import is_marked
-from podium.protocol.padding import without_padding
 from podium.protocol.remote_rows import RemoteRows
-from podium.protocol.rows import concat_rows, drop_last, is_padding_enabled, is_rows, num_rows, partition_padded, shards_of
+from podium.protocol.rows import (
+    concat_rows,
+    drop_last,
+    drop_padding,
+    is_padding_enabled,
+    is_rows,
+    num_padding,
+    num_rows,
+    partition_padded,
+    shards_of,
+)
 from podium.single_controller.mesh import Mesh
 from podium.single_controller.modes import (
     BatchMode,
@@ -66,17 +75,18 @@ class Shards(PerRank):
     padding: tuple[int, ...]
 
     def trim(self, rank: int, result: Any, *, is_of_user: bool = False) -> Any:
-        """The result without what came of padding: the rows that are marked as such, where the marks are its own and did not
-        just come along with the shard's meta; or else, of k x n rows for n sent, the last k x padding.
+        """The result without the rows that were computed from those that this call added.
 
-        In a mode of a user, any other number of rows is left alone; elsewhere it is a DispatchError.
+        Where the result marks its padding, they are its last marked rows: the caller's own padding stays. Else, of k x n rows
+        for n sent, they are the last k x padding. In a mode of a user, any other number of rows is left alone; elsewhere it is
+        a DispatchError.
         """
         padding = self.padding[rank]
         if not padding or not is_rows(result):
             return result
         sent, returned = num_rows(self.values[rank]), num_rows(result)
         if isinstance(result, DataProto | RemoteRows) and is_marked(result.meta_info, returned):
-            return without_padding(result)
+            return drop_padding(result, padding, of=num_padding(self.values[rank]))
         copies, rest = divmod(returned, sent)
         if rest and is_of_user:
             return result
