@@ -109,6 +109,28 @@ def test_a_response_is_the_text_of_its_tokens_without_special_ones(policy):
     assert policy._group.workers[0]._texts(ended) == ["ab"]
 
 
+def test_a_stop_string_is_matched_in_the_text_without_special_tokens(policy):
+    """The samples draw <bos> and <pad> by chance, whose names hold a "<"; the character itself ends a response."""
+    policy.update_weights()
+
+    def drawn(*stop: str) -> list[list[int]]:
+        batch = prompts()
+        batch.meta_info["sampling"] = SamplingConfig(max_new_tokens=24, n=40, stop=stop)
+        return [row.tolist() for row in policy.generate_sequences(batch).get(keys=["responses"]).batch["responses"].unbind()]
+
+    def cut(tokens: list[int]) -> list[int]:
+        texts = [TOKENIZER.decode(tokens[:end], skip_special_tokens=True) for end in range(1, len(tokens) + 1)]
+        return tokens[: next((end for end, text in enumerate(texts, 1) if "<" in text), len(tokens))]
+
+    free, stopped = drawn(), drawn("<")
+    assert stopped == [cut(tokens) for tokens in free]
+    assert stopped != free
+    assert any({TOKENIZER.bos_token_id, TOKENIZER.pad_token_id} & set(tokens[:-1]) for tokens in stopped)
+    assert {
+        tokens.index(TOKENIZER.bos_token_id) + 1 == len(tokens) for tokens in drawn("<bos>") if TOKENIZER.bos_token_id in tokens
+    } == {True}
+
+
 def test_an_update_reports_every_mini_batch_and_keeps_its_input(policy):
     policy.update_weights()
     batch = to_learn(policy.generate_sequences(prompts()).get())
