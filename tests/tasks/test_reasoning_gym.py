@@ -19,7 +19,7 @@ from podium.tasks import (
     draw_targets,
     task_fingerprint,
 )
-from podium.tasks.reasoning_gym import VERIFIED_IN_THE_DRIVER, library_verifier
+from podium.tasks.reasoning_gym import RUNS_IN_THE_DRIVER, library_verifier
 
 SPELL = {"name": "spell_backward", "params": {"min_word_len": 3, "max_word_len": 7}, "prompt_pattern": r": (\w+)$"}
 
@@ -194,7 +194,7 @@ def _attempts(problem: Problem) -> list[str]:
     return [right, f" {right}\n", right.upper(), f"+{right}", f"{right}.0", f"{right}x", right[:-1], right[::-1], ""]
 
 
-@pytest.mark.parametrize("name", sorted(VERIFIED_IN_THE_DRIVER))
+@pytest.mark.parametrize("name", sorted(RUNS_IN_THE_DRIVER))
 def test_the_driver_gives_the_values_that_a_process_gives(name):
     task = small(name=name, params={}, prompt_pattern=None, num_train=4, num_validation=2, num_held_out=2)
     assert task.isolated_verifier is None
@@ -212,7 +212,7 @@ def test_the_driver_gives_the_values_that_a_process_gives(name):
 
 def test_verifiers_of_the_driver_are_those_that_were_read():
     """A new release of the library may move one of them to a method that nobody has read."""
-    own = {name for name in VERIFIED_IN_THE_DRIVER if "score_answer" in vars(DATASETS[name][0])}
+    own = {name for name in RUNS_IN_THE_DRIVER if "score_answer" in vars(DATASETS[name][0])}
     assert own == {"spell_backward", "word_sorting", "palindrome_generation", "chain_sum"}
 
 

@@ -15,7 +15,7 @@ import reasoning_gym
 from pydantic import JsonValue
 
 from podium.errors import RewardError
-from podium.tasks.reasoning_gym import is_solved
+from podium.tasks.library_problems import is_solved, right_answer
 
 REFUSED_MODULES = frozenset(
     [
@@ -77,7 +77,7 @@ def prepare(*, name: str, params: Mapping[str, JsonValue]) -> None:
     """Build the dataset once, and verify one right answer, so that what the library imports late is there before the guard is."""
     dataset = _datasets[name] = reasoning_gym.create_dataset(name, seed=0, size=1, **params)
     entry = dataset[0]
-    dataset.score_answer(answer=entry["answer"], entry=entry)
+    dataset.score_answer(answer=right_answer(entry), entry=entry)
     sys.dont_write_bytecode = True  # the guard would take it for the response's doing
     sys.addaudithook(_guard)
 

@@ -1,0 +1,54 @@
+"""A program: builds the task of every dataset of reasoning-gym, scores answers, and prints a line of JSON for each.
+
+Run with PYTHONHASHSEED=0, as `draw_in_a_process` does, it stands in for that process: starting one for each dataset takes minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+from unittest.mock import patch
+
+from reasoning_gym.factory import DATASETS
+
+from podium.config import TaskConfig
+from podium.tasks import ReasoningGymTask, check_disjoint, library_verifier, reasoning_gym, task_fingerprint
+from podium.tasks.library_problems import MIXTURE
+
+WRONG = ("", "no such answer", "-1", "[1, 2]", '{"a": 1}')
+SLOW: dict[str, dict[str, Any]] = {"knight_swap": {"num_train": 1}}
+
+
+def main(names: Iterable[str]) -> None:
+    reply = sys.stdout
+    sys.stdout = sys.stderr  # the library prints
+    found = {}
+    for name in names:
+        config = TaskConfig(**{"name": name, "num_train": 2, "num_validation": 1, "num_held_out": 1, **SLOW.get(name, {})})
+        started_s = time.monotonic()
+        task = ReasoningGymTask(TaskConfig.model_validate_json(config.model_dump_json()))
+        check_disjoint(task)
+        found[name] = task, time.monotonic() - started_s
+    with patch("sys.addaudithook"):
+        for name in found:
+            library_verifier.prepare(name=name, params={})
+    sys.addaudithook(library_verifier._guard)
+    for name, (task, built_s) in found.items():
+        started_s = time.monotonic()
+        scores = {answer: score(task, name, answer) for answer in (task.train[0].answer, *WRONG)}
+        line = {"name": name, "fingerprint": task_fingerprint(task), "by": task.disjoint_by, "built_s": built_s}
+        json.dumps(dict(task.reward_inputs(task.train[0]).extra_info))
+        print(json.dumps({**line, "scores": scores, "scored_s": time.monotonic() - started_s}), file=reply, flush=True)
+
+
+def score(task: ReasoningGymTask, name: str, answer: str) -> float:
+    inputs = task.verifier_inputs(task.train[0])
+    return library_verifier.verify(inputs.data_source, answer, inputs.ground_truth, inputs.extra_info, name=name, params={})
+
+
+if __name__ == "__main__":
+    with patch.object(reasoning_gym, "RUNS_IN_THE_DRIVER", frozenset(DATASETS)):
+        main(sys.argv[1:] or sorted(DATASETS.keys() - {MIXTURE}))
