@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from reasoning_gym.factory import DATASETS
@@ -17,8 +22,10 @@ from podium.tasks import (
     build_task,
     check_disjoint,
     draw_targets,
+    reasoning_gym,
     task_fingerprint,
 )
+from podium.tasks.library_problems import MIXTURE, create_dataset, draw, is_solved, right_answer
 from podium.tasks.reasoning_gym import RUNS_IN_THE_DRIVER, library_verifier
 
 SPELL = {"name": "spell_backward", "params": {"min_word_len": 3, "max_word_len": 7}, "prompt_pattern": r": (\w+)$"}
@@ -62,8 +69,12 @@ def test_the_librarys_verifier_is_an_exact_zero_or_one():
     [
         ({"name": "spell_bakward"}, "did you mean 'spell_backward'"),
         ({"params": {"min_lenght": 3}}, "min_lenght"),
+        ({"name": "composite", "params": {}}, "mixes datasets by options that are Python objects; task.name must be"),
         ({"params": {"min_word_len": 9, "max_word_len": 3}}, "max_word_len must be >= min_word_len"),
-        ({"params": {"min_word_len": 3, "max_word_len": 3}, "num_train": 2000}, "task.num_train asks for 2000"),
+        (
+            {"params": {"min_word_len": 1, "max_word_len": 1}},
+            "new held_out questions in 600 draws, but task.num_held_out asks for 30",
+        ),
     ],
 )
 def test_a_task_that_cannot_be_built_says_why(changes, expected):
@@ -219,3 +230,73 @@ def test_verifiers_of_the_driver_are_those_that_were_read():
 def test_a_fingerprint_is_that_of_the_problems():
     assert task_fingerprint(small()) == task_fingerprint(small())
     assert len({task_fingerprint(small(**changes)) for changes in ({}, {"seed": 1}, {"num_train": 51})}) == 3
+
+
+# -- every dataset --------------------------------------------------------------------------------------------------------
+
+MANY_RIGHT = {"graph_color": "answer", "rubiks_cube": "answer", "propositional_logic": "answer", "boxnet": "prompt"}
+FEW_ANSWERS = {"syllogism": "prompt", "course_schedule": "prompt", "prime_factorization": "answer"}
+FEW = {"boxnet", "circuit_logic", "course_schedule", "game_of_life_halting", "isomorphic_strings", "ransom_note", "rush_hour"}
+FEW |= {"acre", "aiw", "mahjong_puzzle", "syllogism"}
+
+
+@pytest.mark.parametrize(("name", "disjoint_by"), (MANY_RIGHT | FEW_ANSWERS).items())
+def test_datasets_with_many_right_answers_or_few_distinct_ones_give_disjoint_splits(name, disjoint_by):
+    """graph_color and others give None as the answer; syllogism has two answers for three splits."""
+    config = TaskConfig(name=name, num_train=4, num_validation=2, num_held_out=2)
+    drawn, dataset = draw(config), create_dataset(config, seed=0, size=1)
+    problems = [problem for split in drawn.splits.values() for problem in split]
+    assert len({problem.prompt for problem in problems}) == 8
+    assert drawn.disjoint_by == disjoint_by
+    if disjoint_by == "answer":
+        answers = [{problem.answer for problem in split} for split in drawn.splits.values()]
+        assert len(set.union(*answers)) == sum(map(len, answers))
+    for problem in problems:
+        entry = drawn.entries[problem.key]
+        assert problem.answer == right_answer(entry)
+        assert is_solved(dataset, f" {problem.answer}\n", entry) == float(name != "boxnet")
+        assert is_solved(dataset, "no such answer", entry) == 0.0
+
+
+def test_a_verifier_that_raises_on_a_right_answer_too_is_not_taken_for_a_wrong_answer():
+    class Broken:
+        def score_answer(self, answer, entry):
+            raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError, match="gone"):
+        is_solved(Broken(), "7", {"answer": "7", "metadata": {}})
+
+
+def test_few_shot_needs_a_dataset_that_gives_answers():
+    with pytest.raises(TaskError, match=r"boxnet does not give any: set task\.few_shot=0"):
+        draw(TaskConfig(name="boxnet", few_shot=1))
+
+
+def test_a_dataset_split_by_prompt_remarks_so_and_a_verifier_that_takes_any_text_is_refused(monkeypatch):
+    monkeypatch.setattr(reasoning_gym, "RUNS_IN_THE_DRIVER", {"syllogism", "game_of_life_halting"})  # a process takes 3 s each
+    task = small(name="syllogism", params={}, prompt_pattern=None)
+    check_disjoint(task)
+    assert task.disjoint_by == "prompt"
+    assert task.remarks[0].startswith("syllogism has too few distinct answers for splits without a common one")
+    halting = TaskConfig(name="game_of_life_halting", num_train=2, num_validation=1, num_held_out=1)
+    with pytest.raises(TaskError, match=r"verifier of game_of_life_halting accepts any text as right: set reward\.function"):
+        build_task(halting)
+    assert build_task(halting, exact_match=False)
+
+
+@pytest.mark.slow
+def test_every_dataset_builds_scores_and_builds_again_as_a_resumed_run_does():
+    """Two processes build the task of each dataset from its written configuration: about 40 s on two cores."""
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])}
+    command = [sys.executable, "-m", "tests.tasks.every_dataset"]
+    started = [subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    first, again = ([json.loads(line) for line in process.communicate()[0].splitlines()] for process in started)
+    assert {line["name"] for line in first} == DATASETS.keys() - {MIXTURE}
+    assert [line["fingerprint"] for line in first] == [line["fingerprint"] for line in again]
+    unsolved = {line["name"] for line in first if next(iter(line["scores"].values())) != 1.0}
+    assert unsolved == {"boxnet", "rush_hour"}  # the library does not give any answer
+    fooled = {line["name"] for line in first if any(list(line["scores"].values())[1:])}
+    assert fooled == {"game_of_life_halting"}
+    by_prompt = {line["name"] for line in first if line["by"] == "prompt"}
+    assert {"boxnet", "rush_hour", "syllogism"} <= by_prompt <= FEW

@@ -30,10 +30,10 @@ __all__ = [
 
 
 def build_task(config: TaskConfig, *, exact_match: bool = True, count_tokens: CountTokens | None = None) -> Task:
-    """The task that a config names; `exact_match` and `count_tokens` are `FileTask`'s.
+    """The task that a config names; `exact_match`: no reward function is set. `count_tokens` is `FileTask`'s.
 
     TaskError for an unknown name, unfit params, unfit rows or too few distinct problems; ConfigError for missing files.
     """
     if config.has_files:
         return FileTask(config, exact_match=exact_match, count_tokens=count_tokens)
-    return ReasoningGymTask(config)
+    return ReasoningGymTask(config, exact_match=exact_match)

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pickle
+import random
 import re
 import subprocess
 import sys
@@ -37,7 +38,9 @@ EXAMPLES = ("example_correct_answer", "possible_answer", "example_answer")
 """Where a dataset whose questions have many right answers keeps one of them in an entry's metadata."""
 MIXTURE = "composite"
 """The library's dataset of datasets, whose options are Python objects."""
-SLOW_S = 20.0
+NONSENSE = "no such answer"
+"""A response that does not solve any problem."""
+SLOW_S = 30.0
 """Seconds of drawing after which the driver says why nothing happens yet."""
 BOOTSTRAP = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from podium.tasks.library_problems import main; main()"
 
@@ -57,6 +60,8 @@ class Drawn:
     splits: dict[Split, tuple[Problem, ...]]
     entries: list[Entry]
     disjoint_by: Literal["answer", "prompt"]
+    accepts_nonsense: bool
+    """Whether the library's verifier scores `NONSENSE` as right."""
 
 
 def draw(config: TaskConfig) -> Drawn:
@@ -66,7 +71,7 @@ def draw(config: TaskConfig) -> Drawn:
     """
     try:
         return _Drawing(config, by="answer").run()
-    except _TooFewError:
+    except _TooFewAnswersError:
         return _Drawing(config, by="prompt").run()
 
 
@@ -102,6 +107,7 @@ def main() -> None:
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     config = TaskConfig.model_validate_json(sys.stdin.buffer.readline())
+    random.seed(0)  # a dataset (list_functions) also draws from the generator that all share
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
     drawn: Drawn | PodiumError
     try:
@@ -162,8 +168,8 @@ def known_names() -> Collection[str]:
     return names
 
 
-class _TooFewError(TaskError):
-    """Too few distinct problems for a split."""
+class _TooFewAnswersError(TaskError):
+    """Too few distinct problems for a split, and some were refused because an earlier split has their answer."""
 
 
 class _Drawing:
@@ -175,6 +181,7 @@ class _Drawing:
         self._entries: list[Entry] = []
         self._questions: set[str] = set()
         self._answers: dict[str, str] = {}
+        self._is_answer_refused = False
         self._examples = ""
 
     def run(self) -> Drawn:
@@ -185,7 +192,7 @@ class _Drawing:
             self._examples = "".join(f"{problem.prompt} {problem.answer}\n" for problem in shown)
         sizes = _sizes(self._config)
         splits = {split: self._split(split, sizes[split]) for split in NUMBERS if split != "few_shot"}
-        return Drawn(splits, self._entries, self._by)
+        return Drawn(splits, self._entries, self._by, bool(is_solved(self._dataset, NONSENSE, self._entries[-1])))
 
     def _split(self, split: Split | Literal["few_shot"], wanted: int) -> tuple[Problem, ...]:
         """`wanted` new questions, by answer none with an answer of an earlier split."""
@@ -202,7 +209,7 @@ class _Drawing:
                 return tuple(problems)
             if count >= MAX_DRAWS_PER_PROBLEM * (len(problems) + 1):
                 break
-        raise _TooFewError(
+        raise (_TooFewAnswersError if self._is_answer_refused else TaskError)(
             f"{self._config.name} gave only {len(problems)} new {split} questions in {count} draws, but task."
             f"{'few_shot' if split == 'few_shot' else f'num_{split}'} asks for {wanted}: lower it or widen task.params"
         )
@@ -213,6 +220,7 @@ class _Drawing:
         if question in self._questions or (entry["answer"] is None and not self._is_known(entry)):
             return False
         if self._by == "answer" and self._answers.setdefault(normalised(right_answer(entry)), split) != split:
+            self._is_answer_refused = True
             return False
         self._questions.add(question)
         return True

@@ -23,12 +23,15 @@ time that grows with its length, without evaluating any."""
 class ReasoningGymTask(Task):
     """Problems of one reasoning-gym dataset: no question occurs twice, and no answer is in two splits where there are enough."""
 
-    def __init__(self, config: TaskConfig) -> None:
+    def __init__(self, config: TaskConfig, *, exact_match: bool = True) -> None:
+        """`exact_match`: no reward function is set and the library's verifier scores. TaskError for an unfit setting or verifier."""
         if config.name is None:
             raise TaskError("task.name is not set: it names a dataset of reasoning-gym")
         self._config, self._name = config, config.name
         runs_in_the_driver = config.name in RUNS_IN_THE_DRIVER
         drawn = draw(config) if runs_in_the_driver else draw_in_a_process(config)
+        if exact_match and drawn.accepts_nonsense:
+            raise TaskError(f"the library's verifier of {config.name} accepts any text as right: set reward.function to score it")
         if not runs_in_the_driver:
             self.isolated_verifier = library_verifier(config)
         self.train, self.validation, self.held_out = (drawn.splits[split] for split in ("train", "validation", "held_out"))

@@ -160,6 +160,8 @@ def _check_targets(
     """The warm-up's rows: a prompt and each target that may be drawn for it."""
     if not config.warmup.steps:
         return
+    if "answer" in config.warmup.targets and not all(problem.answer for problem in task.train):
+        raise ConfigError(f"warmup.targets has answer, but {config.task.name} does not give right answers; use {{copy: 1.0}}")
     name, limit = min(limits, key=lambda entry: entry[1])
     for kind in config.warmup.targets:
         for problem, text in zip(task.train, draw_targets(task.train, {kind: 1.0}, seed=0, step=0), strict=True):
