@@ -24,7 +24,7 @@ class ReasoningGymTask(Task):
     """Problems of one reasoning-gym dataset: no question occurs twice, and no answer is in two splits where there are enough."""
 
     def __init__(self, config: TaskConfig, *, exact_match: bool = True) -> None:
-        """`exact_match`: no reward function is set and the library's verifier scores. TaskError for an unfit setting or verifier."""
+        """`exact_match`: no reward function is set and the library's verifier scores. TaskError for an unfit setting."""
         if config.name is None:
             raise TaskError("task.name is not set: it names a dataset of reasoning-gym")
         self._config, self._name = config, config.name
