@@ -72,7 +72,7 @@ def test_the_librarys_verifier_is_an_exact_zero_or_one():
         ({"name": "composite", "params": {}}, "mixes datasets by options that are Python objects; task.name must be"),
         ({"params": {"min_word_len": 9, "max_word_len": 3}}, "max_word_len must be >= min_word_len"),
         ({"params": {"min_word_len": 1, "max_word_len": 1}}, "cannot make a problem with task.params {'min_word_len': 1"),
-        ({"params": {"min_word_len": 2, "max_word_len": 2}, "num_held_out": 200}, "draws, but task.num_held_out asks for 200"),
+        ({"prompt_pattern": "(Spell)"}, "gave only 1 new held_out questions in 400 draws, but task.num_held_out asks for 256"),
     ],
 )
 def test_a_task_that_cannot_be_built_says_why(changes, expected):
