@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 
 import pytest
 
 from podium.config import TaskConfig
 from podium.errors import ConfigError, DataError, MissingExtraError, TaskError
 from podium.tasks import Message, RewardInputs, build_task, check_disjoint, task_fingerprint
+from podium.tasks.rows import read_rows
 from tests.tasks.builders import file_task, sums, verl_row, write_rows
 
 
@@ -71,7 +75,10 @@ BAD = [
     ({"prompt": "p", "answer": ""}, "the ground truth (answer) is missing or empty"),
     ({"prompt": "p", "reward_model": {"style": "rule"}}, "the ground truth (reward_model.ground_truth) is missing"),
     ({"prompt": "p", "reward_model": "x"}, "reward_model must be an object with ground_truth, got 'x'"),
-    ({"prompt": "p", "answer": ["a"]}, "is no text or number, so exact match cannot compare it: set reward.function"),
+    ({"prompt": "p", "answer": ["a"]}, "is not text or a number, so exact match cannot compare it: set reward.function"),
+    ({"prompt": "p", "answer": 7.0}, "the ground truth 7.0 is a float that can be written in several ways"),
+    ({"prompt": "p", "answer": 1e-7}, "store it as text or as an integer, or set reward.function"),
+    ({"prompt": '[{"role": "user"}]', "answer": "a"}, "message 1 has no content"),
     ({"prompt": "p", "answer": "a", "data_source": 3}, "data_source must be text, got 3"),
     ({"prompt": "p", "answer": "a", "extra_info": []}, "extra_info must be an object, got []"),
 ]
@@ -154,6 +161,8 @@ def test_repeated_prompts_are_remarked_and_kept(tmp_path, caplog):
     [
         ({"train_files": ["no/such.jsonl"]}, "task.train_files: no such file: no/such.jsonl (relative to "),
         ({"train_files": ["rows.csv"]}, "task.train_files: rows.csv: a file of rows is named .jsonl"),
+        ({"train_files": ["folder.parquet"]}, "task.train_files: folder.parquet is a folder; list the files in it"),
+        ({"train_files": ["a.jsonl.gz"]}, "a file of rows is named .jsonl (one JSON object a line) or .parquet, uncompressed"),
         ({"train_files": ["a.jsonl"], "held_out_files": ["b.jsonl"]}, "task.held_out_files: no such file: b.jsonl"),
         ({"train_files": ["a.jsonl"], "validation_files": ["./a.jsonl"]}, "is listed twice"),
         ({"train_files": ["a.jsonl", "a.jsonl"]}, "a.jsonl is listed twice"),
@@ -162,6 +171,7 @@ def test_repeated_prompts_are_remarked_and_kept(tmp_path, caplog):
 def test_files_that_are_not_there(tmp_path, monkeypatch, settings, expected):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "a.jsonl", sums(20))
+    (tmp_path / "folder.parquet").mkdir()
     with pytest.raises(ConfigError) as caught:
         build_task(TaskConfig(**settings))
     assert expected in str(caught.value)
@@ -273,16 +283,151 @@ def test_parquet_rows_are_those_of_the_same_jsonl(tmp_path):
     assert {p.uid for p in task.train} <= {f"train.parquet:{row}" for row in range(1, 31)}
 
 
-def test_a_parquet_row_that_does_not_fit_and_a_file_that_is_none(tmp_path):
+def parquet_file(path, columns) -> str:
+    """A parquet file of these columns."""
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table(columns), str(path))
+    return str(path)
+
+
+def contents(path):
+    """Ground truth and extra info of each row of a file, in order."""
+    return [(row.ground_truth, row.extra_info) for row in read_rows(path, needs_text_answer=False)]
+
+
+def test_a_parquet_row_that_does_not_fit_and_a_file_that_is_none(tmp_path):
+    pa = pytest.importorskip("pyarrow")
     rows = [*sums(20), {"prompt": None, "answer": "x"}]
-    path = str(tmp_path / "train.parquet")
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    path = parquet_file(tmp_path / "train.parquet", pa.Table.from_pylist(rows).to_pydict())
     with pytest.raises(TaskError, match=r"row 21: no prompt; the row has answer"):
         file_task(path)
-    (tmp_path / "bad.parquet").write_text("no parquet")
+    (tmp_path / "bad.parquet").write_text("not parquet")
     with pytest.raises(TaskError, match=r"bad\.parquet cannot be read as parquet"):
         file_task(str(tmp_path / "bad.parquet"))
+
+
+ANSWERS = [
+    ("string", ["é"], ["é"]),
+    ("large_string", ["é"], ["é"]),
+    ("string_view", ["é"], ["é"]),
+    ("dictionary", ["a", "b", "a"], ["a", "b", "a"]),
+    ("binary", [b"1", "é".encode()], ["1", "é"]),
+    ("large_binary", [b"1"], ["1"]),
+    ("binary_view", [b"1"], ["1"]),
+    ("fixed", [b"12"], ["12"]),
+    ("int8", [-7], [-7]),
+    ("uint64", [2**64 - 1], [2**64 - 1]),
+    ("bool_", [True, False], [True, False]),
+    ("float64", [0.1, 7.0], [0.1, 7.0]),
+    ("float32", [0.1, 7.0], [0.1, 7.0]),  # not 0.10000000149011612
+    ("decimal", [Decimal("7.50"), Decimal("0.00")], ["7.50", "0.00"]),
+    ("date32", [date(2024, 1, 2)], ["2024-01-02"]),
+    ("timestamp", [datetime(2024, 1, 2, 3, 4, 5)], ["2024-01-02 03:04:05.000000"]),
+    ("time", [time(3, 4, 5)], ["03:04:05.000000"]),
+    ("list", [["a", "b"], []], [["a", "b"], []]),
+    ("struct", [{"a": b"x", "f": 0.1, "t": date(2024, 1, 2)}], [{"a": "x", "f": 0.1, "t": "2024-01-02"}]),
+    ("map", [[("k", 0.1)]], [{"k": 0.1}]),
+]
+
+
+def arrow_type(name: str):
+    """An Arrow type by the name that `ANSWERS` gives it."""
+    import pyarrow as pa
+
+    named = {
+        "dictionary": pa.dictionary(pa.int32(), pa.string()),
+        "fixed": pa.binary(2),
+        "decimal": pa.decimal128(10, 2),
+        "timestamp": pa.timestamp("us"),
+        "time": pa.time64("us"),
+        "duration": pa.duration("s"),
+        "list": pa.large_list(pa.large_string()),
+        "struct": pa.struct({"a": pa.binary(), "f": pa.float32(), "t": pa.date32()}),
+        "map": pa.map_(pa.string(), pa.float32()),
+    }
+    return named[name] if name in named else getattr(pa, name)()
+
+
+@pytest.mark.parametrize(("kind", "values", "expected"), ANSWERS)
+def test_every_arrow_type_is_read_as_a_json_value_or_refused(tmp_path, kind, values, expected):
+    pa = pytest.importorskip("pyarrow")
+    answers = pa.array(values, arrow_type(kind))
+    extra = pa.StructArray.from_arrays([answers], ["value"])
+    prompts = [f"p{number}" for number in range(len(values))]
+    path = parquet_file(tmp_path / "rows.parquet", {"prompt": prompts, "answer": answers, "extra_info": extra})
+    found = contents(path)
+    assert found == [(value, {"value": value}) for value in expected]
+    assert [type(value) for value, _ in found] == list(map(type, expected))
+    json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "reason"),
+    [
+        ("binary", [b"1", b"\xff"], "row 2: {} holds bytes that are not UTF-8 text"),
+        ("float64", [0.5, 7.0], "row 2: the ground truth 7.0 is a float that can be written in several ways"),
+        ("float64", [0.5, float("nan")], "row 2: the ground truth ({}) is nan"),
+        ("float64", [0.5, float("inf")], "row 2: the ground truth ({}) is inf"),
+        ("null", [None, None], "no ground truth"),
+        ("list", [["a"], ["b"]], "is not text or a number, so exact match cannot compare it"),
+        ("decimal", [Decimal("7.50")] * 2, "the column {} is of type decimal128(10, 2), whose values can be written in several"),
+        ("timestamp", [datetime(2024, 1, 2)] * 2, "the column {} is of type timestamp[us]"),
+        ("date32", [date(2024, 1, 2)] * 2, "the column {} is of type date32[day]"),
+        ("duration", [timedelta(seconds=5)] * 2, "the column {} is of type duration[s]"),
+    ],
+)
+def test_an_answer_that_exact_match_cannot_compare_is_refused_with_its_row_or_column(tmp_path, kind, values, reason):
+    pa = pytest.importorskip("pyarrow")
+    answers = pa.array(values, arrow_type(kind))
+    path = parquet_file(tmp_path / "plain.parquet", {"prompt": ["p", "q"], "answer": answers})
+    with pytest.raises(TaskError, match=re.escape(reason.format("answer"))):
+        file_task(path)
+    truths = pa.StructArray.from_arrays([answers], ["ground_truth"])
+    path = parquet_file(tmp_path / "verl.parquet", {"prompt": ["p", "q"], "reward_model": truths})
+    nested = reason.format("reward_model.ground_truth").replace("no ground truth", "ground_truth) is missing or empty")
+    with pytest.raises(TaskError, match=re.escape(nested)):
+        file_task(path)
+
+
+def test_a_column_of_a_type_without_a_json_value_is_refused_only_where_it_is_read(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    texts = [f"t{number}" for number in range(20)]
+    unfit = pa.array([2**62] * 20, pa.timestamp("us"))  # later than the year 9999
+    task = file_task(parquet_file(tmp_path / "a.parquet", {"prompt": texts, "answer": texts, "when": unfit, "took": unfit}))
+    assert len(task.train) == 16
+    took = pa.StructArray.from_arrays([pa.array([5] * 20, pa.duration("s"))], ["took"])
+    path = parquet_file(tmp_path / "b.parquet", {"prompt": texts, "answer": texts, "extra_info": took})
+    with pytest.raises(TaskError, match=r"the column extra_info has the type duration\[s\], which is not read: store it as text"):
+        file_task(path)
+
+
+@pytest.mark.parametrize("columns", [("question", "answer"), ("prompt", "label")])
+def test_a_parquet_file_without_a_needed_column_lists_those_that_it_has(tmp_path, columns):
+    path = parquet_file(tmp_path / "a.parquet", {name: ["a"] for name in columns})
+    with pytest.raises(TaskError, match=f"it has {', '.join(sorted(columns))}"):
+        file_task(path)
+
+
+def test_columns_that_the_policy_would_miss_are_remarked_by_name(tmp_path):
+    rows = [{**row, "images": [], "tools": None, "ability": "math"} for row in sums(30)]
+    assert file_task(write_rows(tmp_path / "a.jsonl", rows)).remarks == ()
+    rows[3]["images"], rows[4]["tools"] = ["cat.png"], [{"name": "search"}]
+    (remark,) = file_task(path := write_rows(tmp_path / "a.jsonl", rows)).remarks
+    assert remark == f"{path}: the policy does not see the columns images, tools"
+    texts = [f"t{number}" for number in range(20)]
+    path = parquet_file(tmp_path / "a.parquet", {"prompt": texts, "answer": texts, "images": [b"\x89PNG"] * 20, "ability": texts})
+    assert file_task(path).remarks == (f"{path}: the policy does not see the columns images",)
+
+
+def test_messages_and_objects_may_be_given_as_json_text(tmp_path):
+    rows = [verl_row(number) for number in range(30)]
+    text = [{key: value if key == "data_source" else json.dumps(value) for key, value in row.items()} for row in rows]
+    given, same = file_task(write_rows(tmp_path / "a.jsonl", text)), file_task(write_rows(tmp_path / "a.jsonl", rows))
+    assert given.train == same.train
+    assert [given.reward_inputs(p) for p in given.train] == [same.reward_inputs(p) for p in same.train]
+    plain = ["[1, 2]", "[a, 3]", '{"role": "user"}', '[{"content": "x"}]', "[]"]  # JSON, but not messages
+    task = file_task(write_rows(tmp_path / "b.jsonl", [{"prompt": p, "answer": str(n)} for n, p in enumerate(plain)] + sums(20)))
+    assert set(plain) <= {problem.prompt for name in ("train", "validation", "held_out") for problem in task.split(name)}
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):

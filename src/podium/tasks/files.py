@@ -51,7 +51,7 @@ class FileTask(Task):
         self._settle_bad(bad, total=len(bad) + sum(map(len, rows.values())))
         if not rows["train"]:
             raise TaskError(f"no training row is left of {', '.join(files['train'])}")
-        self.remarks = tuple(filter(None, (_duplicates(split, rows[split]) for split in SPLITS)))
+        self.remarks = (*_ignored(rows), *filter(None, (_duplicates(split, rows[split]) for split in SPLITS)))
         parted = self._split_off(rows.pop("train"), [split for split in ("held_out", "validation") if not files[split]])
         self._rows: list[Row] = []
         named = _uids([row for found in (*rows.values(), *parted.values()) for row in found])
@@ -194,6 +194,14 @@ def _without_leaks(rows: Mapping[Split, list[Row]]) -> tuple[dict[Split, list[Ro
                 own.setdefault(form, (split, row))
         owners |= own
     return kept, bad
+
+
+def _ignored(rows: Mapping[Split, list[Row]]) -> list[str]:
+    """What to say about columns that would change what the policy sees, one remark a file."""
+    found: dict[str, set[str]] = {}
+    for row in (row for split in SPLITS for row in rows[split] if row.ignored):
+        found.setdefault(row.path, set()).update(row.ignored)
+    return [f"{path}: the policy does not see the columns {', '.join(sorted(names))}" for path, names in found.items()]
 
 
 def _duplicates(split: Split, rows: Sequence[Row]) -> str:
