@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from podium.config import ModelConfig
-from podium.datasets import StepSampler, prompt_batch, prompt_tokens, supervised_batch
+from podium.datasets import StepSampler, prompt_batch, prompt_tokens, special_token_remarks, supervised_batch
 from podium.errors import DataError
 from podium.models import load_tokenizer
 from podium.protocol.jagged import lengths_of
@@ -123,6 +125,62 @@ def test_a_supervised_row_of_a_conversation_is_template_response_and_end(tokeniz
     batch = supervised_batch([MESSAGES], ["2"], tokenizers[1])
     assert tokenizers[1].decode(batch.batch["input_ids"].values()) == "[system] Be brief.\n[user] 1+1?\n[assistant] 2<eos>"
     assert tokenizers[1].decode(batch.batch["responses"].values()) == "2<eos>"
+
+
+# -- special tokens -------------------------------------------------------------------------------------------------------
+
+WORDS = ("<s>", "</s>", "<unk>", "[INST]", "[/INST]", "hi", "there", "user", ":")
+
+
+def word_tokenizer(around: str, *, chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words, with a post-processor as Llama's: `around` is its template, such as `<s> $A`."""
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(single=around, special_tokens=[("<s>", 0), ("</s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>", extra_special_tokens=["[INST]", "[/INST]"]
+    )
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+RENDERED = "{{ bos_token }}{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("around", "template", "prompt", "expected"),
+    [
+        ("<s> $A", None, "hi there", "<s> hi there"),
+        ("<s> $A", None, "<s> hi", "<s> hi"),  # rendered before
+        ("<s> $A </s>", None, "hi there", "<s> hi there"),
+        ("<s> $A </s>", None, "<s> hi </s>", "<s> hi </s>"),  # the end is the user's own
+        ("$A </s>", None, "<s> hi", "<s> hi"),
+        ("$A", None, "hi", "hi"),
+        ("<s> $A </s>", RENDERED, "hi", "<s> [INST] hi [/INST]"),  # a template's text gets no further tokens
+        ("<s> $A </s>", "{{ bos_token }}{{ messages[0].content }}", "<s> hi", "<s> hi"),
+    ],
+)
+def test_a_prompt_begins_once_and_does_not_end(around, template, prompt, expected):
+    tokenizer = word_tokenizer(around, chat_template=template)
+    assert tokenizer.decode(prompt_tokens(prompt, tokenizer)) == expected
+    row = supervised_batch([prompt], ["there"], tokenizer)
+    assert tokenizer.decode(row.batch["input_ids"].values()) == f"{expected} there</s>".replace("there</s>", "there </s>")
+
+
+def test_prompts_that_spell_special_tokens_and_a_tokenizer_that_appends_the_end_are_remarked_with_the_row():
+    prompts = [("a.jsonl:1", "hi"), ("a.jsonl:2", "<s> hi"), ("a.jsonl:3", (Message("user", "[INST] hi"),))]
+    assert special_token_remarks(prompts[:1], word_tokenizer("<s> $A")) == []
+    spelt, ends = special_token_remarks(prompts, word_tokenizer("<s> $A </s>"))
+    assert spelt == (
+        "2 of 3 prompts spell special tokens of the tokenizer, which the policy reads as such (the first: a.jsonl:2, '<s>'); "
+        "a second '<s>' at the beginning is left out"
+    )
+    assert ends == "the tokenizer puts '</s>' behind a text; it is left off every prompt (the first: a.jsonl:1)"
+    (spelt,) = special_token_remarks(prompts[2:], word_tokenizer("<s> $A </s>", chat_template=RENDERED))
+    assert "(the first: a.jsonl:3, '[INST]')" in spelt
+    assert spelt.endswith("if they were rendered with a chat template before, set task.chat_template=never")
+    (spelt,) = special_token_remarks(prompts[2:], word_tokenizer("<s> $A", chat_template=RENDERED), chat_template="never")
+    assert "rendered" not in spelt
 
 
 def test_a_run_that_stops_at_the_end_of_an_epoch_goes_on_with_the_next():

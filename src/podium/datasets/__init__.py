@@ -2,5 +2,6 @@
 
 from podium.datasets.batches import prompt_batch, prompt_tokens, supervised_batch
 from podium.datasets.sampler import StepSampler
+from podium.datasets.special_tokens import special_token_remarks
 
-__all__ = ["StepSampler", "prompt_batch", "prompt_tokens", "supervised_batch"]
+__all__ = ["StepSampler", "prompt_batch", "prompt_tokens", "special_token_remarks", "supervised_batch"]

@@ -29,6 +29,9 @@ class Tokenizer(Protocol):
 def prompt_tokens(prompt: PromptInput, tokenizer: Tokenizer, *, chat_template: ChatTemplate = "auto") -> list[int]:
     """The tokens that a policy answers, with special tokens as the tokenizer or its template adds them.
 
+    Two of them are left out: a second token of the beginning, where the text has it already, and the end of sequence that some
+    tokenizers put behind a text, for nothing is left to answer after it.
+
     Messages go through the chat template, which also opens the answer (`add_generation_prompt`). Text goes through it as one
     user message if there is one; without one, or with `never`, it is encoded as it is. With `never` messages are text too:
     their contents, an empty line between them. DataError for a prompt without tokens, one that the template refuses, and for
@@ -36,7 +39,7 @@ def prompt_tokens(prompt: PromptInput, tokenizer: Tokenizer, *, chat_template: C
     """
     has_template = getattr(tokenizer, "chat_template", None) is not None
     if chat_template == "never" or (chat_template == "auto" and isinstance(prompt, str) and not has_template):
-        tokens = tokenizer.encode(prompt if isinstance(prompt, str) else "\n\n".join(content for _, content in prompt))
+        tokens = _open_tokens(prompt if isinstance(prompt, str) else "\n\n".join(content for _, content in prompt), tokenizer)
     elif has_template:
         tokens = _templated([("user", prompt)] if isinstance(prompt, str) else prompt, tokenizer)
     else:
@@ -45,9 +48,28 @@ def prompt_tokens(prompt: PromptInput, tokenizer: Tokenizer, *, chat_template: C
             f"{kind} needs a chat template, which the model's tokenizer lacks: take a model that has one, "
             "or task.chat_template=never for plain text"
         )
+    beginning = getattr(tokenizer, "bos_token_id", None)
+    if beginning is not None and tokens[:2] == [beginning, beginning]:
+        tokens = tokens[1:]
     if not tokens:
         raise DataError("the prompt has no tokens")
     return tokens
+
+
+def appends_end(tokenizer: Tokenizer, text: str) -> bool:
+    """Whether the tokenizer puts an end of sequence behind this text."""
+    end = tokenizer.eos_token_id
+    tokens = tokenizer.encode(text)
+    if not tokens or tokens[-1] != end:
+        return False
+    own = tokenizer.encode(text, add_special_tokens=False)
+    return own[-1:] != [end] or tokens[-2:] == [end, end]
+
+
+def _open_tokens(text: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a plain text that is to be gone on with."""
+    tokens = tokenizer.encode(text)
+    return tokens[:-1] if appends_end(tokenizer, text) else tokens
 
 
 def _templated(messages: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[int]:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from podium.config import RunConfig, check
-from podium.datasets import prompt_tokens
+from podium.datasets import prompt_tokens, special_token_remarks
 from podium.errors import ConfigError, MissingExtraError
 from podium.models import check_model_path, load_model_config, load_tokenizer
 from podium.tasks import Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
@@ -54,7 +54,8 @@ def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) 
     _check_targets(config, task, lengths, limits, tokenizer)
     check_reward(config.reward, task)
     if is_trained and is_new:
-        for remark in task.remarks:
+        prompts = ((problem.uid, problem.prompt) for problem in (*task.train, *task.validation, *task.held_out))
+        for remark in (*task.remarks, *special_token_remarks(prompts, tokenizer, chat_template=config.task.chat_template)):
             logger.warning("%s", remark)
     return task
 
