@@ -23,7 +23,7 @@ SURFACE = {
         resolve rows_per_step settings_called to_yaml total_optimizer_steps
     """,
     "podium.datasets": """
-        StepSampler prompt_batch prompt_tokens supervised_batch
+        StepSampler prompt_batch prompt_tokens special_token_remarks supervised_batch
     """,
     "podium.engines": """
         BaseEngine EngineRegistry StepResult get_device_name get_nccl_backend get_torch_device

@@ -17,7 +17,7 @@ from podium.models import load_model, load_tokenizer, save_model
 from podium.observability import Spans
 from podium.protocol import DataProto, jagged_from_rows, object_column
 from podium.single_controller import DataProtoFuture, Init, ResourcePool, WorkerGroup
-from podium.tasks import Scorer, task_fingerprint
+from podium.tasks import Scorer, reasoning_gym, task_fingerprint
 from podium.trainers import PPOTrainer
 from podium.trainers.launch import policy_spec
 from podium.trainers.preflight import prepare
@@ -58,7 +58,7 @@ def config_of(tmp_path, data: list, *overrides: str) -> RunConfig:
             TaskError,
             "20 of 20 rows do not fit, all for one reason: a prompt of messages needs a chat template",
         ),
-        ([*sums(20), {"prompt": "p", "answer": ["a"]}], [], TaskError, "row 21: the ground truth ['a'] is no text or number"),
+        ([*sums(20), {"prompt": "p", "answer": ["a"]}], [], TaskError, "row 21: the ground truth ['a'] is not text or a number"),
         (sums(20), ["reward.function=json.dumps"], ConfigError, "cannot be called with the keyword arguments"),
         (sums(20), ["reward.function=no/such.py:score"], ConfigError, "no such file: no/such.py"),
         (sums(20), ["reward.function=json.dumbs"], ConfigError, "json has no function 'dumbs'; did you mean 'dumps'?"),
@@ -222,6 +222,20 @@ def test_a_run_on_conversations_with_a_chat_model(tmp_path):
     assert AutoTokenizer.from_pretrained(directory.hf).chat_template == tokenizer.chat_template
     sample = json.loads((directory.path / "samples.jsonl").read_text().splitlines()[0])
     assert sample["prompt"].startswith("How much is ")
+
+
+def test_a_prompt_that_spells_a_special_token_is_a_warning_with_its_row(tmp_path, caplog):
+    prepare(config_of(tmp_path, [*sums(20), {"prompt": "<bos>1+2=", "answer": "3"}]))
+    assert "1 of 21 prompts spell special tokens of the tokenizer" in caplog.text
+    assert "(the first: mine.jsonl:21, '<bos>'); a second '<bos>' at the beginning is left out" in caplog.text
+
+
+def test_a_dataset_without_right_answers_cannot_teach_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(reasoning_gym, "RUNS_IN_THE_DRIVER", {"boxnet"})  # a process takes 3 s
+    task = {"name": "boxnet", "num_train": 8, "num_validation": 2, "num_held_out": 2}
+    settings = {**SETTINGS, "task": task, "actor": {"optim": {"lr": 1e-3}, "mini_batch_prompts": 2}}
+    with pytest.raises(ConfigError, match=r"warmup\.targets has answer, but boxnet does not give right answers"):
+        prepare(resolve(settings, ["warmup.steps=1", "warmup.batch_rows=4"]))
 
 
 def test_a_reward_function_over_a_dataset_of_reasoning_gym(tmp_path):
