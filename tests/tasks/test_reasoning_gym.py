@@ -22,6 +22,7 @@ from podium.tasks import (
     build_task,
     check_disjoint,
     draw_targets,
+    library_problems,
     reasoning_gym,
     task_fingerprint,
 )
@@ -203,7 +204,9 @@ def _attempts(problem: Problem) -> list[str]:
     return [right, f" {right}\n", right.upper(), f"+{right}", f"{right}.0", f"{right}x", right[:-1], right[::-1], ""]
 
 
-@pytest.mark.parametrize("name", sorted(RUNS_IN_THE_DRIVER))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "spell_backward")) for name in sorted(RUNS_IN_THE_DRIVER)]
+)
 def test_the_driver_gives_the_values_that_a_process_gives(name):
     task = small(name=name, params={}, prompt_pattern=None, num_train=4, num_validation=2, num_held_out=2)
     assert task.isolated_verifier is None
@@ -272,6 +275,7 @@ def test_few_shot_needs_a_dataset_that_gives_answers():
 
 def test_a_dataset_split_by_prompt_remarks_so_and_a_verifier_that_takes_any_text_is_refused(monkeypatch):
     monkeypatch.setattr(reasoning_gym, "RUNS_IN_THE_DRIVER", {"syllogism", "game_of_life_halting"})  # a process takes 3 s each
+    monkeypatch.setattr(library_problems, "MAX_DRAWS_PER_PROBLEM", 10)
     task = small(name="syllogism", params={}, prompt_pattern=None)
     check_disjoint(task)
     assert task.disjoint_by == "prompt"

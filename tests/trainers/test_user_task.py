@@ -233,7 +233,8 @@ def test_a_prompt_that_spells_a_special_token_is_a_warning_with_its_row(tmp_path
 def test_a_dataset_without_right_answers_cannot_teach_them(tmp_path, monkeypatch):
     monkeypatch.setattr(reasoning_gym, "RUNS_IN_THE_DRIVER", {"boxnet"})  # a process takes 3 s
     task = {"name": "boxnet", "num_train": 8, "num_validation": 2, "num_held_out": 2}
-    settings = {**SETTINGS, "task": task, "actor": {"optim": {"lr": 1e-3}, "mini_batch_prompts": 2}}
+    model = {"path": "char_llama", "override_config": {"max_position_embeddings": 8000}}
+    settings = {**SETTINGS, "task": task, "model": model, "actor": {"optim": {"lr": 1e-3}, "mini_batch_prompts": 2}}
     with pytest.raises(ConfigError, match=r"warmup\.targets has answer, but boxnet does not give right answers"):
         prepare(resolve(settings, ["warmup.steps=1", "warmup.batch_rows=4"]))
 
