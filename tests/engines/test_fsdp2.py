@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from podium.algorithms import PolicyLoss, SFTLoss
 from podium.config import EngineConfig, ModelConfig, OptimConfig
+from podium.engines.fsdp2 import FSDP2Engine
 from podium.models import load_model
 from podium.observability import Metrics
 from podium.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from podium.protocol.jagged import interleave, jagged, offsets_of, parts
-from podium.single_controller import Init, ResourcePool, WorkerGroup
+from podium.single_controller import Init, ResourcePool, Worker, WorkerGroup
 from podium.workers import TrainingSpec, TrainingWorker
 from tests.engines.test_policy_terms import AGGREGATIONS, TERMS
 
@@ -48,6 +52,44 @@ def batch(response_lengths: list[int]) -> DataProto:
 
 LONG_AND_SHORT = batch([9, 9, 9, 9, 1, 1, 2, 1])
 ONE_ROW = batch([4])
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    Worker().init_process_group()
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("compute_dtype", [None, "bfloat16"])
+def test_a_process_group_of_one_is_sharded_and_equals_the_engine_alone(compute_dtype, group_of_one):
+    alone, sharded = (engine_in(is_grouped, compute_dtype) for is_grouped in (False, True))
+    assert not has_shards(alone)
+    assert has_shards(sharded)
+    for rows in (LONG_AND_SHORT, ONE_ROW):
+        mine, theirs = (engine.train_batch(rows, SFTLoss()).to_floats() for engine in (sharded, alone))
+        assert mine == pytest.approx(theirs, rel=1e-12)
+    tensors, numbers = sharded.state()
+    alone_tensors, alone_numbers = alone.state()
+    assert numbers == alone_numbers
+    torch.testing.assert_close(tensors, alone_tensors, rtol=1e-12, atol=1e-12)
+
+
+def engine_in(is_grouped: bool, compute_dtype) -> FSDP2Engine:
+    model, settings = load_model(MODEL, seed=0), EngineConfig(compute_dtype=compute_dtype)
+    with nullcontext() if is_grouped else no_group():
+        return FSDP2Engine(model, settings, OPTIM, total_steps=10, seed=0)
+
+
+@contextmanager
+def no_group() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "is_initialized", lambda: False)
+        yield
+
+
+def has_shards(engine: FSDP2Engine) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in engine.model.parameters())
 
 
 def train(workers, batches) -> list[dict[str, float]]:

@@ -65,7 +65,7 @@ class FSDP2Engine(BaseEngine):
         self.dp_rank, self.dp_size = self._ranks.rank, self._ranks.size
         dtype = prepare(self.model, engine.compute_dtype, is_trained=optim is not None)
         self._ranks.shard(self.model, set(getattr(model, "_no_split_modules", None) or ()), sharding_policy(model, dtype))
-        self._stand_ins = StandIns(model, dtype) if dtype is not None and self.dp_size == 1 else None
+        self._stand_ins = StandIns(model, dtype) if dtype is not None and not self._ranks.is_sharded else None
         self.max_row_tokens = engine.max_tokens_per_micro_batch
         self._config, self._optim_config, self._total_steps = engine, optim, total_steps
         self._seed, self._rank = whole_number("seed", seed), rank

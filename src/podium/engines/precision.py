@@ -1,8 +1,8 @@
 """Mixed precision: forward and backward in a narrow dtype, everything that lasts in the parameters' own (the masters).
 
-Several ranks leave it to FSDP2, which gathers the parameters narrow and adds their gradients up in the masters' dtype. A rank
-alone computes with narrow stand-ins. The arithmetic is the same: parameters are rounded, buffers and inputs are not; each
-micro-batch's gradient is narrow, and added to those before it in the masters' dtype.
+The ranks of a group leave it to FSDP2, which gathers the parameters narrow and adds their gradients up in the masters' dtype.
+A rank without a group computes with narrow stand-ins. The arithmetic is the same: parameters are rounded, buffers and inputs
+are not; each micro-batch's gradient is narrow, and added to those before it in the masters' dtype.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The data-parallel ranks that train one model together: what they agree on, and how its tensors are spread over them.
 
-A rank alone has everything and asks nobody; several shard parameters, gradients and optimizer with FSDP2. The caller sees
-no difference but for `size`. Numbers are summed on the CPU, which every backend of `engines.device` can do.
+Without a process group a rank has everything and asks nobody; the ranks of a group shard parameters, gradients and optimizer
+with FSDP2, also where it has one rank. The caller sees no difference but for `size`. Numbers are summed on the CPU, which the
+group's backends can do whatever the device.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ class DataParallelRanks:
     """The ranks of torch.distributed's default group, or this process alone where there is none."""
 
     def __init__(self, device: torch.device) -> None:
-        is_grouped = dist.is_initialized() and dist.get_world_size() > 1
-        self.size = dist.get_world_size() if is_grouped else 1
-        self.rank = dist.get_rank() if is_grouped else 0
+        self.is_sharded = dist.is_initialized()
+        """Whether parameters are spread over a group, which may be of one rank."""
+        self.size = dist.get_world_size() if self.is_sharded else 1
+        self.rank = dist.get_rank() if self.is_sharded else 0
         self._mesh: DeviceMesh | None = (
-            init_device_mesh(device.type, (self.size,), mesh_dim_names=("dp",)) if is_grouped else None
+            init_device_mesh(device.type, (self.size,), mesh_dim_names=("dp",)) if self.is_sharded else None
         )
 
     def sum(self, value: float) -> float:
