@@ -25,7 +25,7 @@ from typing import Any
 
 from gpu_stages import STAGES, Options, Stage, run_in_child
 
-QUICK_LIMIT_S = 60.0
+QUICK_LIMIT_S = 120.0
 START_S = 60.0
 """What a limit adds for the start of a process and its imports."""
 
