@@ -48,6 +48,9 @@ def test_values_come_back_equal(tmp_path: Path) -> None:
     assert tensors == {}
     assert loaded == values
     assert type(loaded["on"]) is bool
+    json.loads((tmp_path / "driver.json").read_text(), parse_constant=pytest.fail)
+    save_state(tmp_path / "driver", {}, {"nan": [math.nan]})
+    assert math.isnan(load_state(tmp_path / "driver")[1]["nan"][0])  # type: ignore[index, call-overload, arg-type]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,7 @@ def test_values_come_back_equal(tmp_path: Path) -> None:
         ({"a": (1, 2)}, r"\['a'\] is tuple"),
         ({"a": [{"b": torch.tensor(1)}]}, r"\['a'\]\[0\]\['b'\] is Tensor"),
         ({"a": {1: 2}}, "key 1"),
+        ({"a": {"$float": "nan"}}, "stands for floats that JSON lacks"),
     ],
 )
 def test_values_that_would_come_back_changed_are_refused(tmp_path: Path, values: dict[str, object], where: str) -> None:

@@ -93,6 +93,33 @@ def test_samples_are_traceable_plain_json(tmp_path: Path) -> None:
     assert second["path"] == "x"
 
 
+class Unwritable:
+    def __str__(self) -> str:
+        raise RuntimeError("not today")
+
+
+def test_a_field_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    extra = {
+        "endless": endless,
+        "unwritable": {"a": Unwritable()},
+        "key": {Unwritable(): 1},
+        "huge": [10**5000],
+        "complex": 1j,
+        "bytes": b"\xff",
+        "infinite": {"a": [math.inf]},
+    }
+    with Recorder(tmp_path) as rec:
+        rec.log_samples(1, [sample(extra=extra, response="\ud83d\ude00 \udc80")])
+    (row,) = strict_rows(tmp_path / SAMPLES_FILE)
+    assert row["endless"] == "<a list that cannot be written: RecursionError>"
+    assert row["unwritable"] == row["key"] == "<a dict that cannot be written: RuntimeError>"
+    assert row["huge"] == [hex(10**5000)]
+    assert (row["complex"], row["bytes"], row["infinite"]) == ("1j", "b'\\xff'", {"a": [None]})
+    assert row["response"] == "\U0001f600 \udc80"
+
+
 def test_resume_cuts_later_rows_and_a_torn_line(tmp_path: Path) -> None:
     with Recorder(tmp_path) as rec:
         for step in range(1, 6):

@@ -16,7 +16,7 @@ from podium.errors import ConfigError
 from podium.trainers import RunDirectory
 from podium.trainers.paths import anchored
 from tests.tasks.builders import reward_file, sums, write_rows
-from tests.trainers.builders import rows, small_config, train
+from tests.trainers.builders import rows, small_config, train, weights
 
 pytestmark = pytest.mark.usefixtures("torch_globals_put_back")
 ONE_STEP = ("warmup.steps=0", "trainer.total_steps=1")
@@ -50,7 +50,7 @@ def replace(path: Path, old: str, new: str) -> None:
         ("max_word_len: 3", "max_word_len: 4", "task.params.max_word_len: was 3, is 4", "task.params.max_word_len=4"),
         ("  params:\n    min_word_len: 3\n", "  params:\n", "task.params.min_word_len: was 3, is not set", ""),
         ("entropy_coeff: 0.0", "entropy_coeff: 0.1", "actor.entropy_coeff: was 0.0, is 0.1", "actor.entropy_coeff=0.1"),
-        ("  stop: []", "  stop: ['a b']", 'rollout.sampling.stop: was [], is ["a b"]', "'rollout.sampling.stop=[\"a b\"]'"),
+        ("  stop: []", "  stop: ['a b']", 'rollout.sampling.stop: was [], is [a b]', "'rollout.sampling.stop=[a b]'"),
     ],
 )
 @pytest.mark.parametrize("go_on", [lambda run: training.resume(run, [], dry_run=True), lambda run: training.evaluate(run, None)])
@@ -249,3 +249,37 @@ def test_names_that_are_no_files_stay(tmp_path, monkeypatch):
     (tmp_path / "char_llama").mkdir()
     config: RunConfig = small_config(tmp_path, "reward.function=json.dumps", "ref.model=owner/name")
     assert anchored(config) == config
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_changed_bit_in_the_warmed_up_model_is_refused_on_resume(tmp_path):
+    config = small_config(tmp_path, "warmup.steps=2", "trainer.total_steps=1")
+    directory = train(config)
+    flip_a_bit(directory.warmup.hf / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"warmup/hf/model\.safetensors is damaged: .*or remove the folder, and podium train"):
+        train(config, directory)
+    shutil.rmtree(directory.warmup.hf)  # what the message advises
+    before = weights(directory)
+    train(config, directory)
+    assert weights(directory) == before
+    flip_a_bit(directory.hf / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"hf/model\.safetensors is damaged"):
+        training.evaluate(directory.path, None)
+
+
+@pytest.mark.parametrize("given_as", ["model={}", "ref.model={}"])
+def test_a_given_model_that_changed_is_refused_on_resume(run, tmp_path, given_as):
+    given = shutil.copytree(run.hf, tmp_path / "given")
+    config = small_config(tmp_path, *ONE_STEP, "actor.use_kl_loss=true", given_as.format(given))
+    other = RunDirectory.create(config)
+    other.pin_models(other.check_models(config))
+    (given / "README.md").write_text("not a file of the model")
+    assert other.check_models(config).keys() == {str(given)}
+    flip_a_bit(given / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"given is not the one that the run began with: model\.safetensors changed since"):
+        train(config, other)

@@ -1,6 +1,6 @@
 """Save and resume, exact and atomic: a store of checkpoints, and the two files that hold one owner's state."""
 
-from podium.checkpoint.manifest import Checkpoint, FileEntry, Manifest, WrittenFiles, sync, write_manifest
+from podium.checkpoint.manifest import Checkpoint, FileEntry, Manifest, WrittenFiles, file_entry, sync, write_manifest
 from podium.checkpoint.state import load_state, save_state
 from podium.checkpoint.store import CheckpointStore, Saver
 
@@ -11,6 +11,7 @@ __all__ = [
     "Manifest",
     "Saver",
     "WrittenFiles",
+    "file_entry",
     "load_state",
     "save_state",
     "sync",

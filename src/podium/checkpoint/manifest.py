@@ -58,9 +58,7 @@ class WrittenFiles:
 class Manifest(BaseModel):
     """The content of `manifest.json`."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, ser_json_inf_nan="constants"
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     version: Literal[1]
     """Of this format."""
@@ -196,9 +194,14 @@ def _difference(folder: Path, written: Sequence[WrittenFiles]) -> str | None:
     return None
 
 
+def file_entry(path: Path) -> FileEntry:
+    """Size and SHA-256 of a file; reads every byte."""
+    return FileEntry(size_bytes=path.stat().st_size, sha256=_sha256(path))
+
+
 def _synced_entry(path: Path) -> FileEntry:
     sync(path)
-    return FileEntry(size_bytes=path.stat().st_size, sha256=_sha256(path))
+    return file_entry(path)
 
 
 def _sha256(path: Path) -> str:

@@ -7,8 +7,10 @@ values (NaN and infinities included). What could not come back equal is refused 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from pydantic import JsonValue
 from safetensors import SafetensorError
@@ -16,6 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from podium.errors import CheckpointError
+
+FLOAT_KEY: Final = "$float"
+"""JSON has neither NaN nor infinities: such a float is an object of this one key."""
 
 
 def save_state(path_prefix: Path, tensors: Mapping[str, Tensor], values: Mapping[str, JsonValue]) -> None:
@@ -28,7 +33,7 @@ def save_state(path_prefix: Path, tensors: Mapping[str, Tensor], values: Mapping
     _check_plain(dict(values), str(values_path))
     try:
         path_prefix.parent.mkdir(parents=True, exist_ok=True)
-        values_path.write_text(json.dumps(dict(values), indent=1), encoding="utf-8")
+        values_path.write_text(json.dumps(_encoded(dict(values)), indent=1, allow_nan=False), encoding="utf-8")
         save_file(_storable(tensors), tensors_path)
     except (OSError, SafetensorError, ValueError) as exc:
         raise CheckpointError(f"cannot write {path_prefix}.*: {exc}") from exc
@@ -68,7 +73,7 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
 
 def _load_values(path: Path) -> dict[str, JsonValue]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"), object_hook=_decoded)
     except FileNotFoundError as exc:
         raise CheckpointError(f"{path} is missing") from exc
     except (OSError, ValueError) as exc:
@@ -78,12 +83,27 @@ def _load_values(path: Path) -> dict[str, JsonValue]:
     return values
 
 
+def _encoded(value: JsonValue) -> JsonValue:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT_KEY: str(value)}
+    if isinstance(value, dict):
+        return {key: _encoded(item) for key, item in value.items()}
+    return [_encoded(item) for item in value] if isinstance(value, list) else value
+
+
+def _decoded(value: dict[str, JsonValue]) -> JsonValue:
+    found = value.get(FLOAT_KEY)
+    return float(found) if isinstance(found, str) and len(value) == 1 else value
+
+
 def _check_plain(value: object, where: str) -> None:
     """CheckpointError unless JSON gives back an equal value of the same type."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise CheckpointError(f"{where}: key {key!r} is not a string, and would load as one")
+            if key == FLOAT_KEY:
+                raise CheckpointError(f"{where}: the key {key!r} stands for floats that JSON lacks; use another")
             _check_plain(item, f"{where}[{key!r}]")
     elif isinstance(value, list):
         for index, item in enumerate(value):

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
-from rich.text import Text
 
+from podium.cli.terminal import text_console
 from podium.trainers import RunDirectory
 from podium.trainers.traffic import StepTraffic, read_traffic
 
@@ -29,9 +28,9 @@ def explain_run(path: Path, arithmetic: Sequence[str], *, as_json: bool) -> None
     if traffic is None:
         typer.echo(NOTHING_MEASURED)
         return
-    console = Console()
+    console = text_console()
     console.print(_table(traffic))
-    console.print(_sums(traffic), highlight=False, soft_wrap=True)
+    console.print(_sums(traffic), soft_wrap=True)
 
 
 def _summary(traffic: StepTraffic) -> dict[str, object]:
@@ -47,7 +46,7 @@ def _table(traffic: StepTraffic) -> Table:
     table.add_column("bytes", justify="right")
     for edge in traffic.edges():
         for number, (column, count) in enumerate(edge.columns.items()):
-            table.add_row(Text("" if number else edge.label), Text(column), decimal(count))
+            table.add_row("" if number else edge.label, column, decimal(count))
         table.add_section()
     return table
 

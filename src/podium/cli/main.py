@@ -1,11 +1,12 @@
 """The command line: arguments in, one clear message out, no logic of its own.
 
-Exit codes: 0, 1 for a failure, 2 for bad input (nothing was started), 130 for Ctrl-C. Heavy packages are imported by the
-commands that need them, so that `--help` and a typo answer at once.
+Exit codes: 0, 1 for a failure, 2 for bad input (nothing was started), 130 for Ctrl-C, 143 for SIGTERM. Heavy packages are
+imported by the commands that need them, so that `--help` and a typo answer at once.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -18,7 +19,9 @@ import typer
 from typer.core import TyperGroup
 
 from podium import __version__
-from podium.cli.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
+from podium.cli.exit_codes import BAD_INPUT, FAILED
+from podium.cli.signals import exit_code, in_words, raise_on_sigterm
+from podium.cli.terminal import accept_all_characters
 from podium.errors import ConfigError, PodiumError, TaskError
 
 if TYPE_CHECKING:
@@ -26,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class _Commands(TyperGroup):
-    """Says a word when Ctrl-C ends a command, wherever it is; a run that trains says its own (`training.start`)."""
+    """Says a word when Ctrl-C or SIGTERM ends a command, wherever it is; a run that trains says its own (`training.start`)."""
 
     def invoke(self, ctx: Any) -> object:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            typer.echo("interrupted; no run was started or changed", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as interrupt:
+            typer.echo(f"{in_words(interrupt)}; no run was started or changed", err=True)
+            raise typer.Exit(exit_code(interrupt)) from None
 
 
 app = typer.Typer(
@@ -42,6 +45,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""A full or read-only disk, which is not a fault of the program."""
 
 OPTIONS = frozenset({"--help", "--version", "--dry-run", "--resume", "--recipe", "--json"})
 """All that begins with dashes; what else does may be meant as a setting (`_refuse_dashes`)."""
@@ -108,7 +114,7 @@ def evaluate(
 
     scores, config = training.evaluate(run, config)
     if as_json:
-        typer.echo(json.dumps(asdict(scores)))
+        typer.echo(json.dumps(asdict(scores), allow_nan=False))
     else:
         unit, form = training.unit_of(config)
         greedy, sampled = form.format(scores.greedy_score), form.format(scores.sampled_score)
@@ -187,6 +193,8 @@ def log_to_stderr() -> None:
 
 def main() -> None:
     """Entry point of `podium`."""
+    raise_on_sigterm()
+    accept_all_characters()
     log_to_stderr()
     try:
         _refuse_dashes(sys.argv[1:])
@@ -195,6 +203,10 @@ def main() -> None:
         _fail(f"error: {exc}", BAD_INPUT)
     except PodiumError as exc:
         _fail("\n".join([f"failed: {exc}", *getattr(exc, "__notes__", [])]), FAILED)
+    except OSError as exc:
+        if exc.errno not in DISK_ERRORS:
+            raise
+        _fail("\n".join([f"failed: the disk takes no more: {exc}; make room", *getattr(exc, "__notes__", [])]), FAILED)
 
 
 def _refuse_dashes(arguments: list[str]) -> None:

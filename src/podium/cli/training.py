@@ -10,13 +10,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from podium.cli.exit_codes import INTERRUPTED
+from podium.cli.signals import exit_code, in_words
+from podium.cli.terminal import text_console
 from podium.config import RunConfig, explain
 from podium.errors import ConfigError, TaskError
 from podium.observability import Progress
 from podium.tasks import Task
 from podium.trainers import RunDirectory, Scores, evaluate_model, run
 from podium.trainers.launch import WARMUP_SAVE_FREQ
+from podium.trainers.model_files import check_published
 from podium.trainers.paths import anchored
 from podium.trainers.preflight import prepare
 from podium.trainers.threads import threads_line
@@ -38,6 +40,7 @@ def resume(path: Path, overrides: Sequence[str], *, dry_run: bool) -> None:
     task = prepare(config, is_new=False)
     directory.check_task(task, config)
     if dry_run:
+        directory.check_models(config)
         _explain(config, task)
     elif not overrides and _is_done(config, directory):
         _print_done(config, directory)
@@ -57,6 +60,7 @@ def evaluate(path: Path, bare_model_config: RunConfig | None) -> tuple[Scores, R
         model = config.model.moved_to(str(directory.hf))
         if not directory.hf.is_dir():
             raise ConfigError(f"{path} has no hf/ folder yet: the run did not finish; go on with podium train --resume {path}")
+        check_published(directory.hf)
     task = prepare(config.model_copy(update={"model": model}), is_trained=False)
     if directory is not None:
         directory.check_task(task)
@@ -64,27 +68,28 @@ def evaluate(path: Path, bare_model_config: RunConfig | None) -> tuple[Scores, R
 
 
 def _explain(config: RunConfig, task: Task) -> None:
-    console = Console()
+    console = text_console()
     sizes = f"{len(task.train)} training, {len(task.validation)} validation, {len(task.held_out)} held-out problems"
     lines = [f"{sizes}; no {task.disjoint_by} is in two of them", *explain(config), threads_line(config)]
     for line in filter(None, lines):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     in_order = "dry run: everything that can be checked beforehand is in order; nothing was started"
-    console.print(in_order, highlight=False, soft_wrap=True)
+    console.print(in_order, soft_wrap=True)
 
 
 def _train(config: RunConfig, directory: RunDirectory, task: Task) -> None:
-    console = Console()
-    console.print(f"run directory: {directory.path}", highlight=False, soft_wrap=True)
+    console = text_console()
+    console.print(f"run directory: {directory.path}", soft_wrap=True)
     if line := threads_line(config):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     try:
         with Progress(console, title=config.name) as progress:
             run(config, directory, task, progress)
         _print_report(console, config, directory)
-    except KeyboardInterrupt:
-        console.print(f"\ninterrupted; {_kept(config, directory)}. {_way_on(directory)}", highlight=False, soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
+    except KeyboardInterrupt as interrupt:
+        text = f"\n{in_words(interrupt)}; {_kept(config, directory)}. {_way_on(directory)}"
+        console.print(text, soft_wrap=True)
+        raise typer.Exit(exit_code(interrupt)) from None
     except (ConfigError, TaskError):  # of input that `run` refused; nothing was changed
         raise
     except Exception as exc:
@@ -102,10 +107,10 @@ def _is_done(config: RunConfig, directory: RunDirectory) -> bool:
 
 
 def _print_done(config: RunConfig, directory: RunDirectory) -> None:
-    console, steps = Console(), config.trainer.total_steps
+    console, steps = text_console(), config.trainer.total_steps
     _print_report(console, config, directory)
     more = f"podium train --resume {directory.path} trainer.total_steps={2 * steps}"
-    console.print(f"already done ({steps}/{steps}); for more: {more}", highlight=False, soft_wrap=True)
+    console.print(f"already done ({steps}/{steps}); for more: {more}", soft_wrap=True)
 
 
 def _kept(config: RunConfig, directory: RunDirectory) -> str:
@@ -137,7 +142,7 @@ def _print_report(console: Console, config: RunConfig, directory: RunDirectory) 
         ("curve", directory.path / "curve.png"),
     ):
         if path.exists():
-            console.print(f"{name}: {path}", highlight=False, soft_wrap=True)
+            console.print(f"{name}: {path}", soft_wrap=True)
 
 
 def unit_of(config: RunConfig) -> tuple[str, str]:

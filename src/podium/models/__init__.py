@@ -8,7 +8,7 @@ from podium.models.loading import (
     load_tokenizer,
     save_model,
 )
-from podium.models.sources import check_model_path
+from podium.models.sources import check_model_path, model_folder
 
 __all__ = [
     "BUILT_IN",
@@ -17,5 +17,6 @@ __all__ = [
     "load_model",
     "load_model_config",
     "load_tokenizer",
+    "model_folder",
     "save_model",
 ]

@@ -82,13 +82,32 @@ def _check_causal(model: PreTrainedModel, path: str) -> None:
 
 
 def load_model_config(config: ModelConfig) -> PreTrainedConfig:
-    """The model's own config with the overrides in it; reads no weights. ConfigError as for `load_model`."""
+    """The model's own config with the overrides in it; reads no weights. ConfigError as for `load_model`, and for a quantised
+    model."""
     if config.path in BUILT_IN:
         return _overridden(BUILT_IN[config.path][0](), config)
     found: PreTrainedConfig = _found(
         config, lambda: AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
     )
+    _check_not_quantised(found, config.path)
     return _overridden(found, config)
+
+
+def _check_not_quantised(model_config: PreTrainedConfig, path: str) -> None:
+    for part in (model_config, model_config.get_text_config()):
+        quantisation: Any = getattr(part, "quantization_config", None)
+        if quantisation is not None:
+            told = quantisation if isinstance(quantisation, dict) else vars(quantisation)
+            method = told.get("quant_method", "it names no method")
+            raise ConfigError(quantised(path, f"quantization_config in its config.json: {method}"))
+
+
+def quantised(path: object, sign: str) -> str:
+    """The message for a model of packed weights."""
+    return (
+        f"model.path: {path} is quantised ({sign}); such weights can be neither trained nor computed with here. Take the "
+        "model's original weights, or save a dequantised copy without quantization_config"
+    )
 
 
 def save_model(model: PreTrainedModel, path: str, weights: dict[str, Tensor] | None = None) -> None:

@@ -18,11 +18,13 @@ from safetensors import SafetensorError, safe_open
 
 from podium.config import ModelConfig
 from podium.errors import ConfigError, nearest
-from podium.models.loading import BUILT_IN
+from podium.models.loading import BUILT_IN, quantised
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB_TIMEOUT_S = 5.0
 """How long the hub has to answer; left to itself, transformers tries six times over half a minute."""
+WEIGHT_DTYPES = ("F16", "BF16", "F32", "F64")
+"""As safetensors calls them; quantised weights have others (I32 of GPTQ and AWQ, U8 of bitsandbytes, F8_E4M3)."""
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -43,6 +45,15 @@ def check_model_path(config: ModelConfig) -> None:
         )
     else:
         _check_hub(config.path)
+
+
+def model_folder(config: ModelConfig) -> Path | None:
+    """The folder whose files are loaded; None for a built-in model, and for a hub id that is not in the cache."""
+    folder = Path(config.path).expanduser()
+    if config.path in BUILT_IN or folder.is_dir():
+        return None if config.path in BUILT_IN else folder
+    cached = try_to_load_from_cache(config.path, "config.json")
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 # -- files of weights -----------------------------------------------------------------------------------------------------
@@ -85,18 +96,23 @@ def _weight_map(index: Path) -> Mapping[str, str]:
 
 
 def _tensor_names(path: Path) -> set[str]:
-    """The names in a file's header, which must fit the file's length."""
+    """The names in a file's header, which must fit the file's length. ConfigError for weights in a packed or 8-bit dtype."""
     try:
         with path.open("rb") as file:
             is_pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
         if is_pointer:
             raise ConfigError(f"model.path: {path} is a pointer of Git LFS, not the weights: run git lfs pull in its folder")
         with safe_open(path, framework="pt") as tensors:
-            return set(tensors.keys())
+            names = set(tensors.keys())
+            weights = sorted(name for name in names if name.endswith("weight"))
+            kinds = {name: str(tensors.get_slice(name).get_dtype()) for name in weights}
     except (OSError, SafetensorError) as exc:
         raise ConfigError(
             f"model.path: {path}, of {path.stat().st_size} bytes, is no whole file of safetensors ({exc}): fetch or copy it again"
         ) from exc
+    if packed := [f"{name} has dtype {kind}" for name, kind in kinds.items() if kind not in WEIGHT_DTYPES]:
+        raise ConfigError(quantised(path, packed[0]))
+    return names
 
 
 # -- the hub ------------------------------------------------------------------------------------------------------------

@@ -11,11 +11,14 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, Final, TypeAlias
 
 from pydantic import JsonValue
 
 from podium.errors import DataError
+
+LARGEST_INT: Final = 10**4000
+"""Python reads integers of no more than 4,300 digits back; longer ones are written in hexadecimal, as text."""
 
 Row: TypeAlias = dict[str, JsonValue]
 
@@ -61,22 +64,33 @@ def last_step(path: Path) -> int | None:
 def plain(value: object) -> JsonValue:
     """The JSON form of a value: numpy and torch scalars become numbers, arrays lists, non-finite floats None.
 
-    What JSON has no form for becomes its `str()`, so that an odd field of a sample never ends a run.
+    What JSON has no form for becomes its `str()`; what does not even have that, a text that says so. An odd field of a sample
+    never ends a run.
     """
+    try:
+        return _plain(value)
+    except Exception as exc:  # whatever a foreign class does when it is written, a list that holds itself included
+        return f"<a {type(value).__name__} that cannot be written: {type(exc).__name__}>"
+
+
+def _plain(value: object) -> JsonValue:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool | str):
         return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < LARGEST_INT else hex(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     tolist = getattr(value, "tolist", None)  # numpy and torch, without importing either
-    return plain(tolist()) if callable(tolist) else str(value)
+    return _plain(tolist()) if callable(tolist) else str(value)
 
 
 def _encode(row: Mapping[str, object]) -> bytes:
-    text = json.dumps(plain(row), ensure_ascii=False, allow_nan=False)
+    """Each field on its own, so that one that cannot be written costs no other."""
+    text = json.dumps({str(name): plain(value) for name, value in row.items()}, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"  # a lone surrogate becomes JSON's own \udcxx
 
 

@@ -158,7 +158,8 @@ class LiveDisplay:
         body = [_bar(view), _figures(view)]
         if timings := view.timings():
             body.append(Text(timings, style="dim"))
-        return Panel(Group(*body), title=self._title, title_align="left", subtitle=clock, subtitle_align="right")
+        title, subtitle = Text(self._title), Text(clock)  # a str would be read as markup
+        return Panel(Group(*body), title=title, title_align="left", subtitle=subtitle, subtitle_align="right")
 
 
 class LineDisplay:
@@ -204,13 +205,13 @@ class LineDisplay:
     def _print(self, view: View, text: str) -> None:
         self._last_s = self._clock()
         stamp = _duration(self._last_s - view.run_started_s)
-        self._console.print(f"[{stamp}] {text}", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(f"[{stamp}] {text}", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _bar(view: View) -> RenderableType:
     row = Table.grid(padding=(0, 2))
     bar = ProgressBar(total=max(view.total_steps, 1), completed=view.step, width=32)
-    row.add_row(Text(view.phase, style="bold"), bar, view.count(), Text(view.activity or "", style="cyan"))
+    row.add_row(Text(view.phase, style="bold"), bar, Text(view.count()), Text(view.activity or "", style="cyan"))
     return row
 
 

@@ -13,7 +13,7 @@ from podium.errors import ConfigError
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Atomically: the file is the old one or the new one, never half of it, also after a power cut."""
-    write_text(path, json.dumps(content, indent=1))
+    write_text(path, json.dumps(content, indent=1, allow_nan=False))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -39,15 +39,17 @@ def run(config: RunConfig, directory: RunDirectory, task: Task, progress: Progre
     """Do a run, or what is left of one, in its directory: afterwards `hf/` holds the model and `report.json` the scores.
 
     `trackers` get the metrics of RL's steps, besides the run's own files and `tb/`.
-    ConfigError when another process is at it, when the task is not the one that the run began with, when a setting was changed
-    too late, or when something in the directory is damaged.
+    ConfigError when another process is at it, when the task or a model is not the one that the run began with, when a setting
+    was changed too late, or when something in the directory is damaged.
     """
     config = anchored(config)
     directory.check_files()
     with directory.locked():
         directory.check_task(task, config)
+        models = directory.check_models(config)
         directory.pin_settings(config)
         directory.pin_task(task)
+        directory.pin_models(models)
         tokenizer = load_tokenizer(config.model)
         if config.warmup.steps and not directory.warmup.has_model:
             warm_up(config, directory.warmup, task, tokenizer, progress)

@@ -46,21 +46,22 @@ class PPOTrainer:
         session: Session,
     ) -> None:
         self.config, self.task, self.scorer, self.tokenizer, self.session = config, task, scorer, tokenizer, session
-        self.policy = group.call
+        self.group, self.policy = group, group.call
         self.sampler = StepSampler(num_problems=len(task.train), batch_size=config.trainer.prompts_per_step, seed=config.seed)
 
     def fit(self) -> None:
         """From the newest checkpoint, or from the start, through `trainer.total_steps` steps."""
         done = self.begin()
-        for step in range(done + 1, self.config.trainer.total_steps + 1):
-            with recorded_traffic() as traffic:
-                batch = self.rollout(step)
-                batch = self.score(batch)
-                batch = self.log_probs(batch)
-                batch = self.advantages(batch, step)
-                metrics = self.update(batch)
-                self.sync()
-            self.log(step, batch, metrics, traffic)
+        with self.session.saved_when_interrupted(self.policy.save_checkpoint, self.group):
+            for step in range(done + 1, self.config.trainer.total_steps + 1):
+                with recorded_traffic() as traffic:
+                    batch = self.rollout(step)
+                    batch = self.score(batch)
+                    batch = self.log_probs(batch)
+                    batch = self.advantages(batch, step)
+                    metrics = self.update(batch)
+                    self.sync()
+                self.log(step, batch, metrics, traffic)
 
     # -- the steps ----------------------------------------------------------------------------------------------------
 
@@ -127,6 +128,7 @@ class PPOTrainer:
         columns = columns[interleave_groups(mini_batches[:, 0])]  # so that each rank has its part of each
         number = self.config.trainer.prompts_per_step // self.config.mini_batch_prompts
         columns = self._at_temperature(columns, num_mini_batches=number)
+        self.session.updating()
         metrics: Metrics = self.policy.update_actor(columns.as_argument()).meta_info["metrics"]
         return metrics.prefixed("actor")
 

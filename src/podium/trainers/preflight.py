@@ -11,9 +11,9 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from podium.config import RunConfig, check
 from podium.datasets import prompt_tokens, special_token_remarks
-from podium.errors import ConfigError, MissingExtraError
+from podium.errors import ConfigError, DataError, MissingExtraError
 from podium.models import check_model_path, load_model_config, load_tokenizer
-from podium.tasks import Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
+from podium.tasks import Problem, Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
 from podium.trainers.chain import check_chain, ppo_links, sft_links
 from podium.trainers.paths import anchored
 from podium.workers import DistProfiler
@@ -44,14 +44,16 @@ def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) 
     _check_extras(config)
     _check_reference(config, model_config)
     tokenizer = load_tokenizer(config.model)
-    lengths = _PromptLengths(config, tokenizer)
-    _check_vocabulary(config, model_config, len(tokenizer))
+    _check_eos(config, tokenizer, model_config.vocab_size)
+    lengths = _PromptLengths(config, tokenizer, model_config.vocab_size)
     task = build_task(config.task, exact_match=config.reward.function is None, count_tokens=lengths)
     check_disjoint(task)
     _check_sizes(config, task)
     limits = _limits(config, model_config)
     _check_lengths(config, task, lengths, limits)
     _check_targets(config, task, lengths, limits, tokenizer)
+    if len(tokenizer) > model_config.vocab_size:
+        _check_target_ids(config, task, tokenizer, model_config.vocab_size)
     check_reward(config.reward, task)
     if is_trained and is_new:
         prompts = ((problem.uid, problem.prompt) for problem in (*task.train, *task.validation, *task.held_out))
@@ -61,10 +63,11 @@ def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) 
 
 
 class _PromptLengths:
-    """Tokens of each prompt as the policy will see it, counted once. DataError for a prompt that cannot be encoded."""
+    """Tokens of each prompt as the policy will see it, counted once. DataError for a prompt that cannot be encoded, or that holds
+    a token which the model does not have."""
 
-    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> None:
+        self._tokenizer, self._num_tokens = tokenizer, num_tokens
         self._chat_template = config.task.chat_template
         self._known: dict[Prompt, int] = {}
         if self._chat_template == "always" and self._tokenizer.chat_template is None:
@@ -72,7 +75,9 @@ class _PromptLengths:
 
     def __call__(self, prompt: Prompt) -> int:
         if prompt not in self._known:
-            self._known[prompt] = len(prompt_tokens(prompt, self._tokenizer, chat_template=self._chat_template))
+            tokens = prompt_tokens(prompt, self._tokenizer, chat_template=self._chat_template)
+            _check_ids(tokens, self._tokenizer, self._num_tokens)
+            self._known[prompt] = len(tokens)
         return self._known[prompt]
 
 
@@ -90,11 +95,21 @@ def _check_sizes(config: RunConfig, task: Task) -> None:
         )
 
 
-def _check_vocabulary(config: RunConfig, model_config: PreTrainedConfig, num_tokens: int) -> None:
-    if num_tokens > model_config.vocab_size:
+def _check_eos(config: RunConfig, tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> None:
+    """A tokenizer may know more tokens than the model, as long as no row uses them; the end of each response is one."""
+    if tokenizer.eos_token_id >= num_tokens:
         raise ConfigError(
-            f"model.path: the tokenizer of {config.model.path} knows {num_tokens} tokens, its model {model_config.vocab_size}: "
-            "they do not belong together"
+            f"model.path: the end-of-sequence token {tokenizer.eos_token!r} of the tokenizer of {config.model.path} has id "
+            f"{tokenizer.eos_token_id}, but the model has rows for {num_tokens} tokens only: they do not belong together"
+        )
+
+
+def _check_ids(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> None:
+    """DataError for a token that the model has no row for."""
+    if (highest := max(tokens, default=0)) >= num_tokens:
+        raise DataError(
+            f"the token {tokenizer.convert_ids_to_tokens(highest)!r} has id {highest}, but the model has rows for {num_tokens} "
+            "tokens only; take the tokenizer that belongs to the model, or resize its embeddings"
         )
 
 
@@ -144,7 +159,7 @@ def _limits(config: RunConfig, model_config: PreTrainedConfig) -> list[tuple[str
 
 def _check_lengths(config: RunConfig, task: Task, lengths: _PromptLengths, limits: Limits) -> None:
     problems = [*task.train, *task.validation, *task.held_out]
-    longest, uid = max((lengths(problem.prompt), problem.uid) for problem in problems)
+    longest, uid = max((_length_of(problem, lengths), problem.uid) for problem in problems)
     new = config.rollout.sampling.max_new_tokens
     for name, limit in limits:
         if longest + new > limit:
@@ -153,6 +168,23 @@ def _check_lengths(config: RunConfig, task: Task, lengths: _PromptLengths, limit
                 f"{longest + new} exceeds {name}"
                 + ("; task.max_prompt_tokens with task.bad_rows=drop leaves long prompts out" if config.task.has_files else "")
             )
+
+
+def _length_of(problem: Problem, lengths: _PromptLengths) -> int:
+    try:
+        return lengths(problem.prompt)
+    except DataError as exc:
+        raise ConfigError(f"the prompt {problem.uid}: {exc}") from exc
+
+
+def _check_target_ids(config: RunConfig, task: Task, tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> None:
+    """The tokens of the warm-up's targets."""
+    for kind in config.warmup.targets if config.warmup.steps else ():
+        for problem, text in zip(task.train, draw_targets(task.train, {kind: 1.0}, seed=0, step=0), strict=True):
+            try:
+                _check_ids(tokenizer.encode(text, add_special_tokens=False), tokenizer, num_tokens)
+            except DataError as exc:
+                raise ConfigError(f"warm-up: the target ({kind}) of the prompt {problem.uid}: {exc}") from exc
 
 
 def _check_targets(

@@ -18,6 +18,7 @@ from podium.config import RunConfig, read_yaml, resolve, to_yaml
 from podium.errors import ConfigError
 from podium.tasks import Task, task_fingerprint
 from podium.trainers.json_files import read_json, write_json, write_text
+from podium.trainers.model_files import ModelFiles, check_given, check_published, pin_given
 from podium.trainers.paths import anchored
 from podium.trainers.report import check_report
 from podium.trainers.settings import SettingsRecord, changes
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 FOLDERS = ("checkpoints", "hf", "tb", "warmup")
 FILES = (
-    *("metrics.jsonl", "samples.jsonl", "report.json", "task.json", "settings.json", "traffic.json"),
+    *("metrics.jsonl", "samples.jsonl", "report.json", "task.json", "settings.json", "models.json", "traffic.json"),
     *("reward.log", "curve.png", ".lock"),
 )
 
@@ -34,8 +35,9 @@ FILES = (
 @dataclass(frozen=True)
 class RunDirectory:
     """Paths of one run: `config.yaml`, `settings.json` (a record of it, which shows edits), `task.json` (the task's fingerprint),
-    `metrics.jsonl`, `traffic.json` (what the last step moved), `samples.jsonl`, `tb/`, `curve.png`, `report.json`,
-    `checkpoints/`, `hf/` (the trained model), and `warmup/` with the same files of the supervised phase."""
+    `models.json` (checksums of the models that it was given), `metrics.jsonl`, `traffic.json` (what the last step moved),
+    `samples.jsonl`, `tb/`, `curve.png`, `report.json`, `checkpoints/`, `hf/` (the trained model), and `warmup/` with the same
+    files of the supervised phase."""
 
     path: Path
 
@@ -66,6 +68,10 @@ class RunDirectory:
     @property
     def task(self) -> Path:
         return self.path / "task.json"
+
+    @property
+    def models(self) -> Path:
+        return self.path / "models.json"
 
     @property
     def traffic(self) -> Path:
@@ -99,8 +105,11 @@ class RunDirectory:
             except OSError as exc:
                 raise ConfigError(f"run_root: no run directory can be made at {path}: {exc}") from exc
             run = cls(path)
-            run.config.write_text(to_yaml(config), encoding="utf-8")
-            run.settings.write(config)
+            try:
+                run.config.write_text(to_yaml(config), encoding="utf-8")
+                run.settings.write(config)
+            except OSError as exc:
+                raise ConfigError(f"run_root: nothing can be written to {path}: {exc}") from exc
             _link_latest(root, path.name)
             return run
         raise ConfigError(f"run_root: {root} holds a thousand runs called {name} already")
@@ -212,6 +221,19 @@ class RunDirectory:
                 "they were, or start a new run"
             )
 
+    def check_models(self, config: RunConfig) -> dict[str, ModelFiles]:
+        """The files of the models that the run was given; reads every byte of them, and of the warm-up's.
+
+        ConfigError when one of them, or the warmed-up model, is not the same any more.
+        """
+        if config.warmup.steps and self.warmup.has_model:
+            check_published(self.warmup.hf)
+        return check_given(self.models, config)
+
+    def pin_models(self, files: Mapping[str, ModelFiles]) -> None:
+        """Keep the files of models, after `check_models`, as those of the run."""
+        pin_given(self.models, files)
+
     def _fingerprint(self) -> str | None:
         remedy = "put it back; without it nobody can tell whether held-out problems were trained on"
         content = read_json(self.task, remedy=remedy)
@@ -237,7 +259,14 @@ class RunDirectory:
 
 
 def _link_latest(root: Path, name: str) -> None:
-    link = root / f".latest-{os.getpid()}"
-    link.unlink(missing_ok=True)
-    link.symlink_to(name)
-    link.replace(root / "latest")
+    """Let `latest` mean this run. A run goes on without it: where it cannot be, a warning says so."""
+    latest, link = root / "latest", root / f".latest-{os.getpid()}"
+    if latest.exists() and not latest.is_symlink():
+        logger.warning("%s is not a link to a run; it stays as it is. Rename it, and the next run makes the link", latest)
+        return
+    try:
+        link.unlink(missing_ok=True)
+        link.symlink_to(name)
+        link.replace(latest)
+    except OSError as exc:
+        logger.warning("%s does not link to the run %s: %s", latest, name, exc)

@@ -7,7 +7,8 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +29,7 @@ from podium.observability import (
     Spans,
     Tracker,
 )
-from podium.single_controller import Traffic
+from podium.single_controller import Traffic, Worker, WorkerGroup
 from podium.trainers.profiling import StepProfiler
 from podium.trainers.run_directory import RunDirectory
 from podium.trainers.traffic import StepTraffic, write_traffic
@@ -38,6 +39,11 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+W = TypeVar("W", bound=Worker)
+
+IDLE_LIMIT_S = 20.0
+"""How long an interrupted run waits for ranks that are still at a call, before it gives up saving: schedulers often kill after
+30 s."""
 
 
 class Clocks:
@@ -78,6 +84,8 @@ class Session:
         self._recorder = Recorder(run.path, tensorboard=tensorboard, trackers=trackers)
         self.spans = Spans(progress.activity)
         self._clocks = Clocks()
+        self._finished_step = self._saved_step = -1
+        self._is_updating = False
         self.profiler: StepProfiler | None = None
         """Records single steps: from what is logged of the step before to what is logged of their own."""
 
@@ -119,7 +127,21 @@ class Session:
         if done is not None:
             self._begin_step(done + 1)
         self._clocks.lap()
+        self._finished_step = self._saved_step = -1 if done is None else done
         return done
+
+    @contextmanager
+    def saved_when_interrupted(self, save: Saver, group: WorkerGroup[W]) -> Iterator[None]:
+        """Around the steps: Ctrl-C and SIGTERM save the last finished step, unless the ranks have begun to change its state."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._save_finished(save, group)
+            raise
+
+    def updating(self) -> None:
+        """From here to the step's end the ranks hold the state of no step."""
+        self._is_updating = True
 
     def end_step(
         self,
@@ -149,6 +171,7 @@ class Session:
         floats = metrics.merge([self.spans.take(), perf]).to_floats()
         self._recorder.log_samples(step, samples or [])
         self._recorder.log_step(step, floats)
+        self._finished_step, self._is_updating = step, False
         self._progress.update(step, floats)
         for warning in filter(None, [watcher.see(floats) for watcher in self._watchers]):
             logger.warning("step %d: %s", step, warning)
@@ -167,6 +190,24 @@ class Session:
     def _save(self, step: int, save: Saver) -> None:
         with self.spans("save_checkpoint"):
             self._store.save(step, save)
+        self._saved_step = step
+
+    def _save_finished(self, save: Saver, group: WorkerGroup[W]) -> None:
+        """Save the last finished step where that is possible; a warning says why it is not."""
+        step = self._finished_step
+        if self._is_updating or step <= self._saved_step:
+            return
+        self.announce(f"interrupted: saving step {step}")
+        deadline_s = time.monotonic() + IDLE_LIMIT_S
+        while group.status().calls:
+            if time.monotonic() > deadline_s:
+                logger.warning("step %d is not saved: the ranks were still busy after %g s", step, IDLE_LIMIT_S)
+                return
+            time.sleep(0.1)
+        try:
+            self._save(step, save)
+        except Exception as exc:  # the run ends either way; what counts is how it goes on
+            logger.warning("step %d is not saved: %s", step, exc)
 
 
 class _HasSession(Protocol):

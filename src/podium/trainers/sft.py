@@ -27,17 +27,18 @@ class SFTTrainer:
         session: Session,
     ) -> None:
         self.config, self.task, self.tokenizer, self.session = config, task, tokenizer, session
-        self.model = group.call
+        self.group, self.model = group, group.call
         self.sampler = StepSampler(num_problems=len(task.train), batch_size=config.warmup.batch_rows, seed=config.seed)
 
     def fit(self) -> None:
         """From the newest checkpoint, or from the start, to a model folder at `hf/` of the session's run directory."""
         self.model.set_loss_fn(SFTLoss())
         done = self.session.begin("warm-up", self.model.load_checkpoint) or 0
-        for step in range(done + 1, self.config.warmup.steps + 1):
-            batch = self.batch(step)
-            metrics = self.update(batch)
-            self.session.end_step(step, metrics.prefixed("warmup"), self.model.save_checkpoint)
+        with self.session.saved_when_interrupted(self.model.save_checkpoint, self.group):
+            for step in range(done + 1, self.config.warmup.steps + 1):
+                batch = self.batch(step)
+                metrics = self.update(batch)
+                self.session.end_step(step, metrics.prefixed("warmup"), self.model.save_checkpoint)
         self.session.announce("saving the warmed-up model")
         publish_model(self.session.run.hf, self.model.save_hf, step=self.config.warmup.steps)
 
@@ -52,5 +53,6 @@ class SFTTrainer:
     @timed
     def update(self, batch: DataProto) -> Metrics:
         """One optimizer step."""
+        self.session.updating()
         metrics: Metrics = self.model.train_batch(batch).meta_info["metrics"]
         return metrics

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from podium.algorithms import Aggregation, KLTerm, PolicyLoss
 from podium.checkpoint import WrittenFiles
@@ -190,7 +190,7 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
             self.spec.rollout.name,
             model.to(pick_device()),  # type: ignore[arg-type] # transformers hides `to`'s signature
             eos_token_ids=eos_token_ids(model, tokenizer),
-            pad_token_id=int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id),
+            pad_token_id=_known_pad(tokenizer, model),
             detokenize=lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
             special_tokens={str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special},
             max_rows=self.spec.rollout.max_rows,
@@ -222,6 +222,12 @@ def _real(batch: DataProto, key: str) -> Tensor:
 
 def _mean(values: Tensor) -> Mean:
     return Mean(float(values.sum(dtype=torch.float64)), float(len(values)))
+
+
+def _known_pad(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
+    """A token to pad with: a padding token that was added to the tokenizer alone has no row in the model."""
+    pad, num_tokens = tokenizer.pad_token_id, model.config.get_text_config().vocab_size
+    return int(pad if pad is not None and pad < num_tokens else tokenizer.eos_token_id)
 
 
 def _reference(spec: PolicySpec, start: PreTrainedModel) -> TrainingWorker:

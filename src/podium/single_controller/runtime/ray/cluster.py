@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
 import ray
@@ -43,7 +46,8 @@ def connect(world_size: int) -> None:
 
 def _join(address: str) -> None:
     try:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
+        with _sigterm_handler_kept():
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ResourceError(
             f"RAY_ADDRESS is {address!r}, but no Ray cluster can be joined there: {error}. Correct it, or unset it to start one "
@@ -57,14 +61,31 @@ def _start(world_size: int) -> None:
     cores, source = core_limit()
     num_cpus = max(LOCAL_CPUS, cores, world_size)
     log.info("starting Ray with %d CPUs, which it only counts: one for each rank. %s allows %d cores", num_cpus, source, cores)
-    ray.init(
-        address="local",  # a bare init would join whatever cluster another job runs on this machine
-        include_dashboard=False,
-        num_cpus=num_cpus,
-        logging_level=logging.ERROR,
-        log_to_driver=True,  # what workers print is for whoever runs the driver
-        _system_config={"prestart_worker_first_driver": False},  # else Ray starts an idle process for each logical CPU
-    )
+    with _sigterm_handler_kept():
+        ray.init(
+            address="local",  # a bare init would join whatever cluster another job runs on this machine
+            include_dashboard=False,
+            num_cpus=num_cpus,
+            logging_level=logging.ERROR,
+            log_to_driver=True,  # what workers print is for whoever runs the driver
+            _system_config={"prestart_worker_first_driver": False},  # else Ray starts an idle process for each logical CPU
+        )
+
+
+@contextmanager
+def _sigterm_handler_kept() -> Iterator[None]:
+    """Put the driver's own handler of SIGTERM back, if it has one: Ray replaces it by one that dumps stacks and exits."""
+    before = signal.getsignal(signal.SIGTERM)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    try:
+        yield
+    except SystemExit:  # by Ray's handler, which has ended what Ray had started
+        before(signal.SIGTERM, None)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def session() -> str:

@@ -1,0 +1,41 @@
+"""SIGTERM, which schedulers send before they take a machine away: it ends a command as Ctrl-C does, with its own exit code."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+from typing import Final
+
+from podium.cli.exit_codes import INTERRUPTED, TERMINATED
+
+REPEAT_S: Final = 10.0
+"""Within these seconds another SIGTERM changes nothing: some schedulers send one to the process and one to its group."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came. What handles Ctrl-C handles this too."""
+
+
+def raise_on_sigterm() -> None:
+    """From now on SIGTERM raises `Terminated` in the main thread."""
+    last_s = float("-inf")
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s < REPEAT_S:
+            return
+        last_s = time.monotonic()
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+def exit_code(interrupt: KeyboardInterrupt) -> int:
+    """What the shell is told of it."""
+    return TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
+
+
+def in_words(interrupt: KeyboardInterrupt) -> str:
+    """How a message about it begins."""
+    return "terminated by SIGTERM" if isinstance(interrupt, Terminated) else "interrupted"

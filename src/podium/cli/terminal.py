@@ -1,0 +1,20 @@
+"""What the command line writes to: text is printed as it stands, whatever it holds and whatever the terminal can show."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+from rich.console import Console
+
+
+def text_console() -> Console:
+    """Standard output, on which prompts, answers, paths and settings mean themselves: `[INST]` and `:smile:` are plain text."""
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def accept_all_characters() -> None:
+    """From now on a character that the terminal's encoding lacks is written by its number, such as `\\u65e5`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not where a test or a notebook put something of its own
+            stream.reconfigure(errors="backslashreplace")
