@@ -21,12 +21,14 @@ from podium.trainers.launch import WARMUP_SAVE_FREQ
 from podium.trainers.model_files import check_published
 from podium.trainers.paths import anchored
 from podium.trainers.preflight import prepare
+from podium.trainers.run_directory import check_root
 from podium.trainers.threads import threads_line
 
 
 def start(config: RunConfig, *, dry_run: bool) -> None:
     """Check a config, then make a run directory and train in it."""
     config = anchored(config)  # before a link in it such as runs/latest moves to the new run
+    check_root(config)
     task = prepare(config)
     if dry_run:
         _explain(config, task)

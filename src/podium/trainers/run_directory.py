@@ -258,6 +258,15 @@ class RunDirectory:
         return report
 
 
+def check_root(config: RunConfig) -> None:
+    """ConfigError when `run_root` is not a folder that can be written, or cannot be made."""
+    root = Path(config.run_root).absolute()
+    nearest = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        kind = "is not a folder" if not nearest.is_dir() else "cannot be written"
+        raise ConfigError(f"run_root: no run directory can be made in {config.run_root}: {nearest} {kind}; use another run_root")
+
+
 def _link_latest(root: Path, name: str) -> None:
     """Let `latest` mean this run. A run goes on without it: where it cannot be, a warning says so."""
     latest, link = root / "latest", root / f".latest-{os.getpid()}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import ray
@@ -61,15 +63,33 @@ def _start(world_size: int) -> None:
     cores, source = core_limit()
     num_cpus = max(LOCAL_CPUS, cores, world_size)
     log.info("starting Ray with %d CPUs, which it only counts: one for each rank. %s allows %d cores", num_cpus, source, cores)
-    with _sigterm_handler_kept():
-        ray.init(
-            address="local",  # a bare init would join whatever cluster another job runs on this machine
-            include_dashboard=False,
-            num_cpus=num_cpus,
-            logging_level=logging.ERROR,
-            log_to_driver=True,  # what workers print is for whoever runs the driver
-            _system_config={"prestart_worker_first_driver": False},  # else Ray starts an idle process for each logical CPU
-        )
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() and not _can_keep_token():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # for this process and its own; Ray fails where it cannot keep one
+    try:
+        with _sigterm_handler_kept():
+            ray.init(
+                address="local",  # a bare init would join whatever cluster another job runs on this machine
+                include_dashboard=False,
+                num_cpus=num_cpus,
+                logging_level=logging.ERROR,
+                log_to_driver=True,  # what workers print is for whoever runs the driver
+                _system_config={"prestart_worker_first_driver": False},  # else Ray starts an idle process for each logical CPU
+            )
+    except OSError as error:
+        raise ResourceError(
+            f"Ray cannot be started on this machine: {error}. Ray writes into the folder of RAY_TMPDIR, or TMPDIR, or /tmp: set "
+            "RAY_TMPDIR to a folder that can be written, has room, and has a path of at most 40 characters"
+        ) from error
+
+
+def _can_keep_token() -> bool:
+    """Whether Ray can write `~/.ray/auth_token`, as it does by default; a container's home may be read-only or not there."""
+    try:
+        folder = Path.home() / ".ray"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: this user does not have a home
+        return False
+    return os.access(folder, os.W_OK)
 
 
 @contextmanager
