@@ -15,12 +15,12 @@ SURFACE = {
         kl_of_rows logprobs_and_entropies
     """,
     "podium.checkpoint": """
-        Checkpoint CheckpointStore FileEntry Manifest Saver WrittenFiles load_state save_state sync write_manifest
+        Checkpoint CheckpointStore FileEntry Manifest Saver WrittenFiles file_entry load_state save_state sync write_manifest
     """,
     "podium.config": """
         ActorConfig AlgorithmConfig EngineConfig ModelConfig OptimConfig ProfilerConfig RefConfig RewardConfig RolloutConfig
         RunConfig SamplingConfig Settings TaskConfig TrainerConfig WarmupConfig check explain optimizer_steps_per_step read_yaml
-        resolve rows_per_step settings_called to_yaml total_optimizer_steps
+        resolve rows_per_step settings_called to_yaml total_optimizer_steps write_value
     """,
     "podium.datasets": """
         StepSampler prompt_batch prompt_tokens special_token_remarks supervised_batch
@@ -30,7 +30,7 @@ SURFACE = {
         get_visible_devices_keyword pick_device set_numa_affinity
     """,
     "podium.models": """
-        BUILT_IN check_model_path eos_token_ids load_model load_model_config load_tokenizer save_model
+        BUILT_IN check_model_path eos_token_ids load_model load_model_config load_tokenizer model_folder save_model
     """,
     "podium.observability": """
         DRIVER_MB Last METRICS_FILE Max Mean Metric Metrics Min Progress RESPONSE_LENGTH REWARD Recorder SAMPLES_FILE Sample
