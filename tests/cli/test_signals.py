@@ -17,6 +17,7 @@ from tests.trainers.builders import SMALL
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 180.0
+pytestmark = pytest.mark.timeout(600)
 REWARD = """
 import time
 
@@ -100,6 +101,7 @@ def test_sigterm_saves_the_last_finished_step_and_says_how_to_go_on(tmp_path, ru
     assert f"podium train --resume {run.resolve()}" in output
 
 
+@pytest.mark.slow
 def test_sigterm_in_the_warm_up_saves_its_last_finished_step(tmp_path):
     warmup = tmp_path / "runs" / "latest" / "warmup"
     with podium("train", "spell_backward", *settings(tmp_path, "warmup.steps=100000")) as process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from podium.cli import terminal, training
+from podium.cli import main, terminal, training
 from podium.cli.explaining import explain_run
+from podium.errors import ConfigError
 from podium.observability import Progress
 from podium.trainers import RunDirectory
 from podium.trainers.traffic import StepTraffic, write_traffic
@@ -65,6 +67,43 @@ def test_a_console_is_made_in_one_place():
     assert found == ["cli/terminal.py"]
 
 
+def test_a_letter_that_the_encoding_lacks_is_printed_by_its_number(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    terminal.accept_all_characters()
+    terminal.text_console().print("日 \udc80")
+    assert written.getvalue() == rb"\u65e5 \udc80" + b"\n"
+
+
+def test_a_folder_called_latest_stays_and_the_run_goes_on(tmp_path, caplog):
+    (tmp_path / "latest").mkdir()
+    run = RunDirectory.create(small_config(tmp_path))
+    assert run.config.is_file()
+    assert (tmp_path / "latest").is_dir()
+    assert "latest is not a link to a run; it stays as it is" in caplog.text
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_full_disk_is_one_message(monkeypatch, capsys, code):
+    def full():
+        raise OSError(code, os.strerror(code), "runs/x/metrics.jsonl")
+
+    monkeypatch.setattr(main, "app", full)
+    monkeypatch.setattr(sys, "argv", ["podium"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("failed: the disk takes no more: [Errno")
+
+
+def test_a_run_root_that_cannot_be_a_folder_is_refused_also_by_a_dry_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"run_root: no run directory can be made in .*file/runs: .*file is not a folder"):
+        training.start(small_config(tmp_path / "file" / "runs"), dry_run=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_with_brackets_and_foreign_letters_everywhere_prints_on_an_ascii_terminal(tmp_path):
     """And `latest` is a folder of the user's: it is left alone, and the run goes on."""
     root = tmp_path / "runs [lr=1] 日"
@@ -83,7 +122,7 @@ trainer: {{total_steps: 1, prompts_per_step: 2, tensorboard: false, curve: false
     (tmp_path / "[x].yaml").write_text(settings)
     command = [sys.executable, "-m", "podium.cli.main", "train", str(tmp_path / "[x].yaml")]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "400"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "runs [lr=1] \\u65e5" in done.stdout
     assert re.search(r"\[INST\]\d+\[/INST\]\\u65e5 .* \[a, \d+\]", done.stdout), done.stdout

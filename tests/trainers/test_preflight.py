@@ -96,7 +96,7 @@ def test_a_tokenizer_may_know_tokens_that_no_row_uses(tmp_path, larger):
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ({"prompt": "<extra>{}\n"}, r"the token '<extra>' has id 99, but the model has rows for 99 tokens only.*rows\.jsonl row 1"),
+        ({"prompt": "<extra>{}\n"}, r"the token '<extra>' has id 99, but the model has rows for 99 .*rows\.jsonl row 1"),
         ({"answer": "<extra>{}"}, r"warm-up: the target \(answer\) of the prompt rows\.jsonl:\d+: the token '<extra>' has id 99"),
     ],
 )

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from podium.config import ModelConfig
 from podium.errors import CheckpointError
-from podium.trainers import RunDirectory, evaluate_model
+from podium.trainers import PPOTrainer, RunDirectory, evaluate_model
 from podium.trainers.preflight import prepare
 from tests.trainers.builders import WARM_UP, from_base, rows, small_config, train, weights
 
@@ -118,6 +118,31 @@ def test_kill_9_in_the_middle_of_a_step_then_resume_equals_the_uninterrupted_run
     assert weights(directory) == weights(whole_run)
     assert directory.read_report() == whole_run.read_report()
     assert (directory.path / "samples.jsonl").read_text() == (whole_run.path / "samples.jsonl").read_text()
+
+
+@pytest.mark.parametrize(("phase", "saved_step"), [("score", 2), ("update", 0)])
+def test_an_interrupt_saves_the_last_finished_step_unless_its_state_is_changing(
+    whole_run, base, tmp_path, monkeypatch, phase, saved_step
+):
+    """And the run goes on from there to the same end."""
+    interrupted, calls = getattr(PPOTrainer, phase), []
+
+    def third_time(self, *args):
+        result = interrupted(self, *args)
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return result
+
+    config = from_base(tmp_path, base, "trainer.save_freq=0")
+    directory = RunDirectory.create(config)
+    monkeypatch.setattr(PPOTrainer, phase, third_time)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, directory)
+    assert directory.saved_step == saved_step
+    train(config, directory)
+    assert rows(directory) == rows(whole_run)
+    assert weights(directory) == weights(whole_run)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -74,3 +75,15 @@ def test_a_run_directory_has_one_writer_at_a_time(tmp_path):
         pass
     with directory.locked():
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+def test_an_interrupted_run_does_not_wait_for_busy_ranks_for_ever(tmp_path, monkeypatch, caplog):
+    """A scheduler kills soon after its SIGTERM; the run then goes on from the checkpoint before."""
+    monkeypatch.setattr("podium.trainers.session.IDLE_LIMIT_S", 0.2)
+    group = SimpleNamespace(status=lambda: SimpleNamespace(calls=["generate_sequences"]))
+    progress = Progress(Console(file=io.StringIO()))
+    with Session(RunDirectory(tmp_path), progress, num_ranks=1, save_freq=0, keep=1, total_steps=9) as kept:
+        kept.end_step(1, Metrics(), pytest.fail)
+        with pytest.raises(KeyboardInterrupt), kept.saved_when_interrupted(pytest.fail, group):
+            raise KeyboardInterrupt
+    assert "step 1 is not saved: the ranks were still busy after 0.2 s" in caplog.text
