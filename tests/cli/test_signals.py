@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from podium.checkpoint import CheckpointStore
-from tests.trainers.builders import SMALL
+from tests.trainers.builders import SMALL, small_config, train
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 180.0
@@ -131,10 +131,9 @@ def test_sigterm_while_a_checkpoint_is_written_leaves_a_whole_one(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["inline", "ray"])
 def test_sigterm_ends_podium_eval(tmp_path, runtime):
-    short = settings(tmp_path, "warmup.steps=0", "trainer.total_steps=1", f"runtime={runtime}")
-    with podium("train", "spell_backward", *short) as process:
-        assert process.wait(LIMIT_S) == 0
-    with podium("eval", str(tmp_path / "runs" / "latest")) as process:
+    run = train(small_config(tmp_path, "warmup.steps=0", "trainer.total_steps=1"))
+    run.config.write_text(run.config.read_text().replace("runtime: auto", f"runtime: {runtime}"))
+    with podium("eval", str(run.path)) as process:
         time.sleep(6.0)
         output = ended(process)
     assert process.returncode in (0, 143), output
