@@ -68,7 +68,10 @@ def test_bad_input_is_one_clear_message_and_exit_code_2(arguments, expected):
             "exceeds actor.engine.max_tokens_per_micro_batch (12)",
             marks=pytest.mark.slow,
         ),
-        (["rollout.sampling.max_new_tokens=300"], "the positions that char_llama has (max_position_embeddings, 256)"),
+        (
+            ["rollout.sampling.max_new_tokens=300"],
+            "the model's 256 positions (max_position_embeddings); model.path is char_llama",
+        ),
     ],
 )
 def test_what_only_the_task_and_the_model_know_is_checked_before_anything_starts(tmp_path, overrides, expected):

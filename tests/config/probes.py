@@ -283,6 +283,7 @@ def optimizer(engine: BaseEngine, trainer: PPOTrainer | SFTTrainer) -> Shown:
         "micro_batches": len(micros),
         "layouts": {micro.layout for micro in micros},
         "computed_in": computed_in,
+        "is_noisy": engine.model.training,
     }
 
 
@@ -349,6 +350,9 @@ def step(config: RunConfig) -> Shown:
             "reward_kl": batch.batch["reward_kl"].tolist() if "reward_kl" in batch.batch else None,
             "advantages": batch.batch["advantages"].tolist(),
             "calls": list(recorded.noted),
+            "old_log_probs_as_drawn": torch.equal(
+                *(parts(batch.batch[name])[0] for name in ("old_log_probs", "rollout_log_probs"))
+            ),
             "temperatures": recorded.noted,
             "optimizer_steps": engine.version,
         }

@@ -138,6 +138,7 @@ CASES: dict[str, Case] = {
     "warmup.steps": Case("3", warm_up, {"steps": (3, 3)}),
     "warmup.batch_rows": Case("5", warm_up, {"rows": 5}, WARM),
     "warmup.targets": Case("{answer: 1, copy: 1e9}", warm_up, {"targets": DIFFERS}, WARM),
+    "warmup.dropout": Case("false", warm_up, {"is_noisy": False}, WARM),
     **optim_cases("warmup.optim", warm_up, *WARM),
     # actor
     **optim_cases("actor.optim", policy),
@@ -162,7 +163,8 @@ CASES: dict[str, Case] = {
     "actor.kl_loss_coef": Case("0.5", policy, loss(kl=KLTerm(0.5, "low_var_kl")), KL_LOSS),
     "actor.kl_loss_type": Case("k2", policy, loss(kl=KLTerm(0.001, "k2")), KL_LOSS),
     "actor.drop_zero_advantage": Case("true", policy, loss(drop_zero_advantage=True)),
-    "actor.recompute_old_log_probs": Case("false", step, {"calls": ["generate_sequences", "update_actor"]}),
+    "actor.dropout": Case("true", policy, {"is_noisy": True}),
+    "actor.recompute_old_log_probs": Case("false", step, {"old_log_probs_as_drawn": True}),
     # rollout
     "rollout.sampling.max_new_tokens": Case("6", step, {"longest": 6}),
     "rollout.sampling.temperature": Case(

@@ -56,6 +56,7 @@ def engine_of(
     layout: Layout = "auto",
     budget: int = 64,
     seed: int = 0,
+    dropout: bool = False,
     total_steps: int = 10,
     compute_dtype: Literal["bfloat16"] | None = None,
     **optim: Any,
@@ -67,6 +68,7 @@ def engine_of(
         OptimConfig(**{"lr": 0.01, "eps": 1e-4, **optim}),
         total_steps=total_steps,
         seed=seed,
+        dropout=dropout,
     )
 
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from podium.algorithms import PolicyLoss, SFTLoss
 from podium.config import EngineConfig, ModelConfig, OptimConfig
 from podium.engines.fsdp2 import FSDP2Engine
+from podium.errors import WorkerError
 from podium.models import load_model
 from podium.observability import Metrics
 from podium.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
@@ -160,6 +161,32 @@ def test_padding_rows_change_no_number_on_two_ranks():
         for rows in (trimmed, unpad_dataproto(filled, 3)):
             assert not rows.padding_mask.any()
             assert torch.allclose(*(parts(part.batch["log_probs"])[0] for part in (rows, expected)), rtol=0, atol=1e-9)
+
+
+class TrialFailsOnRankOne(TrainingWorker):
+    """Rank 1 takes part in each pass of a trial, and fails after it."""
+
+    def __init__(self, training_spec: TrainingSpec) -> None:
+        super().__init__(training_spec)
+        log_probs = self.engine._log_probs
+
+        def fail(rows, micro):
+            log_probs(rows, micro)
+            raise RuntimeError("the mask has another shape")
+
+        if self.rank == 1:
+            self.engine._log_probs = fail
+
+
+def test_a_trial_of_a_layout_that_fails_on_one_rank_is_answered_alike_by_all():
+    """Ranks that plan unlike each other make unlike collectives, and wait for each other until the group's timeout."""
+    init = Init(TrialFailsOnRankOne, spec(layout="packed"))
+    with WorkerGroup(ResourcePool([2]), init, runtime="ray", threads_per_rank=1) as pair:
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="mixes rows in the layout packed") as caught:
+                pair.call.infer_batch(LONG_AND_SHORT)
+            assert len(caught.value.consequences) == 1, "the other rank refuses the layout too"
+            assert "mixes rows in the layout packed" in caught.value.consequences[0]
 
 
 @pytest.mark.parametrize(

@@ -191,15 +191,3 @@ def test_many_samples_of_a_prompt_share_it_when_nothing_is_said() -> None:
     micros = engine_of("llama", layout="auto", budget=200)._plan(batch)
     assert {micro.layout for micro in micros} == {"shared"}
     assert sorted(row for micro in micros for row in micro.rows.tolist()) == list(range(16))
-
-
-def test_a_row_longer_than_the_models_window_is_not_shared() -> None:
-    """The explicit mask has no window in it."""
-    model = model_of("llama")
-    model.config.sliding_window = 4
-    short, long = token_batch([[5, 6]] * 8, [[1]] * 8), token_batch([[5, 6, 7]] * 8, [[1, 2]] * 8)
-    engine = engine_of(model, layout="auto")
-    assert {micro.layout for micro in engine._plan(long)} == {"bucketed"}
-    with pytest.raises(EngineError, match="layout shared"):
-        engine_of(model, layout="shared")._plan(long)
-    assert {micro.layout for micro in engine_of(model, layout="shared")._plan(short)} == {"shared"}

@@ -24,7 +24,7 @@ SETTINGS = {"schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1, "total
 @pytest.mark.parametrize("compute_dtype", [None, "bfloat16"])
 def test_a_resumed_run_continues_to_the_last_bit(name: str, layout: str, compute_dtype: str | None, tmp_path: Path) -> None:
     """Through the files of a checkpoint, with dropout, a schedule, a skipped update and a model of other random weights."""
-    settings = {**SETTINGS, "layout": layout, "seed": 3, "compute_dtype": compute_dtype}
+    settings = {**SETTINGS, "layout": layout, "seed": 3, "dropout": True, "compute_dtype": compute_dtype}
     straight = engine_of(model_of(name, torch.float32), **settings)
     for step in range(3):
         straight.train_batch(batch_of(seed=step), LOSS if step != 1 else Scaled(float("nan")))

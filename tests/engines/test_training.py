@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import weakref
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers as tf
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -21,6 +23,7 @@ from podium.protocol import DataProto
 from podium.protocol.jagged import jagged, parts
 from tests.engines.builders import (
     LOSS,
+    SIZES,
     Layout,
     Miscounting,
     Scaled,
@@ -346,11 +349,44 @@ def test_clipping_scales_the_gradient_to_the_given_norm() -> None:
     assert largest_difference(before, tight) < 1e-2 * largest_difference(before, free)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_updates_are_free_of_noise_unless_it_is_asked_for(dtype: torch.dtype) -> None:
+    """GPT-2's usual dropout of 0.1 puts the first on-policy ratio off by 0.1 and more; without it the ratio is 1."""
+    gaps = []
+    for dropout in (False, True):
+        engine, batch = engine_of(model_of("gpt2_dropout", dtype), dropout=dropout), batch_of()
+        batch.pop(["old_log_probs"])
+        batch.union(engine.infer_batch(batch).rename("log_probs", "old_log_probs"))
+        gaps.append(engine.train_batch(batch, LOSS).to_floats()["log_ratio_abs_max"])
+    assert gaps[0] < 1e-5
+    assert gaps[1] > 0.1
+    quiet = trained("gpt2_dropout", batch_of(), LOSS)[0]
+    assert largest_difference(quiet, trained("gpt2", batch_of(), LOSS)[0]) == 0.0
+
+
+def test_noise_of_every_kind_is_off_unless_it_is_asked_for() -> None:
+    """Whole layers left out (OPT's layerdrop), and the jitter of a router (PhiMoE, Mixtral, Switch)."""
+    sizes = SIZES | {"max_position_embeddings": 64}
+    configs: list[tf.PretrainedConfig] = [
+        tf.OPTConfig(**sizes, ffn_dim=24, word_embed_proj_dim=16, dropout=0.0, layerdrop=0.5, pad_token_id=0),
+        tf.MixtralConfig(**sizes, intermediate_size=24, num_key_value_heads=2, num_local_experts=2, router_jitter_noise=0.5),
+    ]
+    for config in configs:
+        torch.manual_seed(0)
+        model = tf.AutoModelForCausalLM.from_config(config)
+        losses = [
+            [engine_of(copy.deepcopy(model), dropout=noisy, seed=seed).train_batch(batch_of(), SFTLoss()) for seed in (0, 1)]
+            for noisy in (False, True)
+        ]
+        assert losses[0][0] == losses[0][1], type(config).__name__
+        assert losses[1][0] != losses[1][1], type(config).__name__
+
+
 def test_dropout_is_on_from_the_first_step_whatever_was_tried_before() -> None:
     """Trying whether the model can be packed runs it in eval mode; the step that it happens in must not notice."""
     found = []
     for tries_first in (True, False):
-        engine = engine_of("gpt2_dropout", layout="packed")
+        engine = engine_of("gpt2_dropout", layout="packed", dropout=True)
         if tries_first:
             engine.infer_batch(batch_of())
         engine.train_batch(batch_of(), LOSS)
@@ -362,19 +398,19 @@ def test_dropout_is_on_from_the_first_step_whatever_was_tried_before() -> None:
 
 def test_dropout_depends_on_seed_rank_and_step_only() -> None:
     batch = batch_of()
-    same = [trained("gpt2_dropout", batch, LOSS, steps=2, seed=3)[0] for _ in range(2)]
+    same = [trained("gpt2_dropout", batch, LOSS, steps=2, seed=3, dropout=True)[0] for _ in range(2)]
     assert largest_difference(*same) == 0.0
-    assert largest_difference(same[0], trained("gpt2_dropout", batch, LOSS, steps=2, seed=4)[0]) > 0.0
+    assert largest_difference(same[0], trained("gpt2_dropout", batch, LOSS, steps=2, seed=4, dropout=True)[0]) > 0.0
 
 
 @pytest.mark.parametrize("seed", [20260923, 2**31, 2**63, -1])
 def test_any_integer_is_a_seed(seed: int) -> None:
-    assert trained("gpt2_dropout", batch_of(), LOSS, seed=seed)[1]["skipped_updates"] == 0.0
+    assert trained("gpt2_dropout", batch_of(), LOSS, seed=seed, dropout=True)[1]["skipped_updates"] == 0.0
 
 
 def test_a_seed_of_numpy_is_the_seed_of_that_number() -> None:
     """Its product would overflow where Python's does not."""
-    found = [trained("gpt2_dropout", batch_of(), LOSS, seed=seed)[0] for seed in (2**40, np.int64(2**40))]
+    found = [trained("gpt2_dropout", batch_of(), LOSS, seed=seed, dropout=True)[0] for seed in (2**40, np.int64(2**40))]
     assert largest_difference(*found) == 0.0
     with pytest.raises(DataError, match=r"seed is a whole number, got 1\.0"):
         engine_of("gpt2_dropout", seed=1.0)  # type: ignore[arg-type]

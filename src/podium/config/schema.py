@@ -296,6 +296,9 @@ class ActorConfig(Settings):
     """Times the KL divergence in the loss; 0 only reports it."""
     kl_loss_type: KLKind = "low_var_kl"
     """Estimator of the KL divergence in the loss; a `+` takes the gradient of k2 with the value of the name."""
+    dropout: bool = False
+    """Keep the model's own training noise in updates: dropout of every kind, layer drop, jitter of a router. Off, the policy that
+    is updated is exactly the one that was sampled, and the first ratio of a step is 1."""
     drop_zero_advantage: bool = False
     """Do not compute rows of zero advantage, whose gradient is zero as long as there is neither a KL term nor an entropy bonus;
     with either, they are computed. They always count in the denominator."""
@@ -336,6 +339,8 @@ class WarmupConfig(Settings):
     """What the response is, as a mixture of weights: the right answer, or a copy of the prompt's text."""
     optim: OptimConfig = OptimConfig(lr=1e-3)
     """The warm-up's optimizer."""
+    dropout: bool = True
+    """Keep the model's own training noise, as supervised training does; see `actor.dropout`."""
 
 
 class TrainerConfig(Settings):

@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 
 from podium.algorithms import Loss, LossSum, TokenOutputs
 from podium.config import EngineConfig, OptimConfig
-from podium.engines.micro_batch import MicroBatch, check_lengths
+from podium.engines.micro_batch import LAYOUTS, Layout, MicroBatch, check_lengths
 from podium.errors import DataError, EngineError
+from podium.models import RowLimit
 from podium.observability import Last, Mean, Metrics, Sum
 from podium.protocol import DataProto, marks_of_padding, without_padding
 from podium.protocol.jagged import gather_index, jagged, lengths_of, parts
@@ -54,11 +55,14 @@ class BaseEngine(ABC):
         *,
         total_steps: int,
         seed: int,
+        dropout: bool = False,
         rank: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        """Take over a model. `total_steps`, in optimizer steps, ends the schedule; `seed` and `rank` key dropout.
+        """Take over a model. `total_steps`, in optimizer steps, ends the schedule.
 
+        `dropout`: whether training passes have the model's own noise (dropout, layer drop, router jitter), keyed by `seed` and
+        `rank`; otherwise they compute what inference computes.
         Without `optim` the engine is forward only: parameters take no gradient, and training and state are EngineErrors.
         """
 
@@ -69,6 +73,10 @@ class BaseEngine(ABC):
     is_collect: bool = True
     max_row_tokens: int | None = None
     """Most tokens of a row, as a micro-batch must hold it whole; None where the backend has no limit."""
+    row_limit: RowLimit | None = None
+    """Most tokens of a row that the model computes alike everywhere; None where any number may be."""
+    layouts: Mapping[Layout, int] = dict.fromkeys(LAYOUTS, 0)
+    """Rows of the last `infer_batch` that were computed in each layout."""
     _skipped_in_a_row: int = 0
 
     def train_batch(self, batch: DataProto, loss: Loss, *, temperature: float = 1.0) -> Metrics:
@@ -107,13 +115,15 @@ class BaseEngine(ABC):
         is_padding_B = batch.padding_mask
         real = (~is_padding_B).nonzero().flatten()
         values, offsets = parts(batch.batch["responses"])
-        logprobs_N = torch.zeros(len(values), dtype=torch.float32)
+        logprobs_N, layouts = torch.zeros(len(values), dtype=torch.float32), dict.fromkeys(LAYOUTS, 0)
         with self._inferring():
             for micro, rows in self._rounds(without_padding(batch)):
+                layouts[micro.layout] += len(rows)
                 index, _ = gather_index(offsets, real[micro.rows])
                 part_N = self._token_outputs(rows, micro, temperature).logprobs.cpu()
                 logprobs_N = logprobs_N.to(part_N.dtype)
                 logprobs_N[index] = part_N
+        self.layouts = layouts
         return DataProto({"log_probs": jagged(logprobs_N, offsets)}, meta_info=marks_of_padding(is_padding_B))
 
     def _rounds(self, batch: DataProto) -> Iterator[tuple[MicroBatch, DataProto]]:
@@ -142,8 +152,12 @@ class BaseEngine(ABC):
                 f"row {row} has {int(prompt_lengths_B[row])} prompt tokens (input_ids minus responses), at least one is needed "
                 "to predict the response; begin the prompt with a beginning-of-sequence token"
             )
+        lengths = (lengths_B * is_real_B).tolist()
         if self.max_row_tokens is not None:
-            check_lengths((lengths_B * is_real_B).tolist(), self.max_row_tokens)
+            check_lengths(lengths, self.max_row_tokens)
+        for row, length in enumerate(lengths):
+            if self.row_limit is not None and length > self.row_limit.tokens:
+                raise DataError(f"row {row} has {length} tokens, more than {self.row_limit.reason}; shorten prompts and responses")
 
     def _note(self, step: StepResult) -> None:
         self.version += 1
@@ -190,7 +204,7 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def _training(self) -> AbstractContextManager[None]:
-        """Train mode with gradients, dropout seeded by (seed, rank, version); gradients are gone on exit."""
+        """With gradients, which are gone on exit; noise only if asked for, seeded by (seed, rank, version)."""
 
     @abstractmethod
     def _inferring(self) -> AbstractContextManager[None]:

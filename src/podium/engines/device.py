@@ -37,6 +37,12 @@ def rng_devices(device: torch.device) -> list[torch.device]:
     return [device] if device.type == "cuda" else []
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or on the CPU, where torch says so in a plain RuntimeError."""
+    words = ("out of memory", "can't allocate memory", "alloc_failed")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error).lower() for word in words)
+
+
 def pci_address(device: torch.device) -> str | None:
     """A GPU's place on the PCI bus, as Linux names its folder (0000:3b:00.0); None for a device that has none."""
     if device.type != "cuda":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import chain
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,23 +18,34 @@ from transformers import PreTrainedModel
 from podium.algorithms import TokenOutputs, logprobs_and_entropies
 from podium.config import EngineConfig, OptimConfig
 from podium.engines.base import BaseEngine, StepResult
-from podium.engines.device import rng_devices
+from podium.engines.device import is_out_of_memory, rng_devices
+from podium.engines.layout_trials import (
+    MASKED_LAYOUTS,
+    LayoutTrials,
+    LayoutUnsupported,
+    MaskedLayout,
+    Reach,
+    max_sequence,
+)
 from podium.engines.layouts import ModelInput, bucketed, packed, shared
-from podium.engines.micro_batch import CostModel, MicroBatch, Prompts, plan_micro_batches
+from podium.engines.micro_batch import (
+    CostModel,
+    MicroBatch,
+    PlannedLayout,
+    Prompts,
+    longest_sequence,
+    plan_micro_batches,
+)
 from podium.engines.precision import StandIns, prepare, sharding_policy
 from podium.engines.ranks import DataParallelRanks, fill, sharded_like, whole
 from podium.engines.schedule import lr_factor
 from podium.errors import EngineError
-from podium.models import save_model
+from podium.models import row_limit, save_model
 from podium.protocol import DataProto, whole_number
-from podium.protocol.jagged import jagged_from_rows, lengths_of, parts
+from podium.protocol.jagged import lengths_of, parts
 from podium.weights import named_weights
 
 logger = logging.getLogger(__name__)
-
-BETWEEN_SHAPES = 4
-"""Units in the last place of the largest logit by which passes of two shapes may differ. In bfloat16 on a CPU they were equal;
-a device with kernels of their own for masked passes may round otherwise. A wrong context is far off (SmolLM2-135M: by 19)."""
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
@@ -56,6 +67,7 @@ class FSDP2Engine(BaseEngine):
         *,
         total_steps: int,
         seed: int,
+        dropout: bool = False,
         rank: int = 0,
         device: torch.device | None = None,
     ) -> None:
@@ -68,67 +80,76 @@ class FSDP2Engine(BaseEngine):
         self._stand_ins = StandIns(model, dtype) if dtype is not None and not self._ranks.is_sharded else None
         self.max_row_tokens = engine.max_tokens_per_micro_batch
         self._config, self._optim_config, self._total_steps = engine, optim, total_steps
-        self._seed, self._rank = whole_number("seed", seed), rank
+        self._seed, self._rank, self._dropout = whole_number("seed", seed), rank, dropout
         self._adamw = None if optim is None else _adamw(model, optim)
         if optim is None:
             model.requires_grad_(False)
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._cost = CostModel.for_hidden(model.config.get_text_config().hidden_size)
-        self._exact_layouts: dict[str, bool] = {}
+        self.row_limit, self._max_sequence = row_limit(model.config), max_sequence(model)
+        self._trials = LayoutTrials(
+            model.config.to_dict(),
+            num_tokens=model.config.get_text_config().vocab_size,
+            max_tokens=min(engine.max_tokens_per_micro_batch, self._max_sequence or engine.max_tokens_per_micro_batch),
+            dtype=dtype or next(model.parameters()).dtype,
+        )
 
     # -- micro-batches ------------------------------------------------------------------------------------------------
 
     def _plan(self, batch: DataProto) -> list[MicroBatch]:
-        layout = self._config.layout
-        micros = self._plan_in(batch, layout)
-        wanted = {micro.layout for micro in micros}
-        for masked in ("packed", "shared"):
-            if self._ranks.max(masked in wanted) and not self._is_exact(masked, batch) and masked in wanted:
+        layout, lengths = self._config.layout, lengths_of(batch.batch["input_ids"]).tolist()
+        prompts = _prompts(batch) if layout in ("auto", "shared") else None
+        micros = self._plan_in(layout, lengths, prompts)
+        if layout == "bucketed":
+            return micros
+        longest_row = int(self._ranks.max(max(lengths, default=0)))
+        for masked in MASKED_LAYOUTS:
+            sequence = int(self._ranks.max(longest_sequence(micros, masked, lengths, prompts)))
+            if sequence and not self._trials.verdict(masked, Reach(longest_row, sequence), partial(self._try_layout, masked)):
                 if layout == masked:
                     raise EngineError(f"{type(self.model).__name__} mixes rows in the layout {masked}; use layout=bucketed")
-                micros = self._plan_in(batch, "bucketed")
+                if any(micro.layout == masked for micro in micros):
+                    micros = self._plan_in("bucketed", lengths, None)
         return micros
 
-    def _plan_in(self, batch: DataProto, layout: Literal["auto", "bucketed", "packed", "shared"]) -> list[MicroBatch]:
+    def _plan_in(self, layout: PlannedLayout, lengths: list[int], prompts: Prompts | None) -> list[MicroBatch]:
         return plan_micro_batches(
-            lengths_of(batch.batch["input_ids"]).tolist(),
+            lengths,
             max_tokens=self._config.max_tokens_per_micro_batch,
             layout=layout,
             cost=self._cost,
-            prompts=_prompts(batch) if layout in ("auto", "shared") else None,
+            prompts=prompts,
+            max_sequence=self._max_sequence,
         )
 
-    def _is_exact(self, layout: Literal["packed", "shared"], batch: DataProto) -> bool:
-        """Whether this model keeps rows apart in a layout that relies on masks: not every architecture does.
-
-        A sliding window is not in the mask of the shared layout, so no row may be longer than it.
-        """
-        if layout not in self._exact_layouts:
-            self._exact_layouts[layout] = self._try_layout(layout)
-        window = getattr(self.model.config.get_text_config(), "sliding_window", None)
-        longest = max(lengths_of(batch.batch["input_ids"]).tolist(), default=0)
-        return self._exact_layouts[layout] and (layout == "packed" or window is None or longest <= window)
-
-    def _try_layout(self, layout: Literal["packed", "shared"]) -> bool:
-        """Tried once on two rows, each a prompt of one token and a response of two: what is next to the seam is looked at.
-
-        The second row must give what it gives alone, within rounding, and must not see what the first one is. The shapes are
-        the same then, so that shows far below rounding between shapes, even in a model whose rows mix very little.
-        """
-        num_tokens = self.model.config.get_text_config().vocab_size
-        rows = [torch.tensor([2, *response]) % num_tokens for response in ([4, 5], [9, 8], [6, 7])]
-        pairs = [[rows[0], rows[2]], [rows[1], rows[2]]]
-        trial = MicroBatch(torch.arange(2), layout, torch.zeros(2, dtype=torch.int64) if layout == "shared" else None)
+    def _try_layout(self, layout: MaskedLayout, reach: Reach) -> bool:
+        """Whether this model keeps rows apart in a layout on every rank. Ranks must plan alike, for their collectives to match."""
         with self._inferring():
             try:
-                alone = self._row_logits(_probe(rows[2:]).to(self.device), MicroBatch(torch.arange(1), "bucketed"))
-                packings = [self._row_logits(_probe(pair).to(self.device), trial)[2:] for pair in pairs]
-            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as exc:
+                is_exact = self._trials.try_out(layout, reach, self._trial_pass)
+            except LayoutUnsupported as exc:
                 logger.info("%s does not run in the layout %r: %s", type(self.model).__name__, layout, exc)
                 return False
-        mixed, largest = float((packings[0] - packings[1]).abs().max()), float(alone.abs().max())
-        rounding = max(1e-3, BETWEEN_SHAPES * torch.finfo(alone.dtype).eps * largest)
-        return mixed <= 1e-5 * largest and torch.allclose(alone, packings[0], rtol=1e-2, atol=rounding)
+        return self._ranks.max(float(not is_exact)) == 0.0
+
+    def _trial_pass(self, rows: DataProto, micro: MicroBatch) -> Tensor:
+        """Log-probs of a trial's rows, or LayoutUnsupported on every rank where the pass fails on one.
+
+        A failed allocation says nothing about the layout and is raised as it is.
+        """
+        found, failure = torch.empty(0), None
+        try:
+            found = self._log_probs(rows.to(self.device), micro)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as exc:
+            if is_out_of_memory(exc):
+                raise
+            failure = exc
+        if self._ranks.max(float(failure is not None)):
+            raise LayoutUnsupported(failure or "the pass failed on another rank") from failure
+        return found
+
+    def _log_probs(self, rows: DataProto, micro: MicroBatch) -> Tensor:
+        return self._token_outputs(rows, micro, 1.0).logprobs
 
     def _token_outputs(
         self, rows: DataProto, micro: MicroBatch, temperature: float, *, with_entropy: bool = False
@@ -196,7 +217,7 @@ class FSDP2Engine(BaseEngine):
 
     @contextmanager
     def _training(self) -> Iterator[None]:
-        self.model.train()
+        self.model.train(self._dropout)  # evaluation mode is free of every noise that a model has, and has the same gradient
         self._optimizer.zero_grad(set_to_none=True)
         with torch.random.fork_rng(devices=rng_devices(self.device)):
             # torch takes 64 bits of seed; any integer may be given as ours, a date for one
@@ -285,8 +306,3 @@ def _prompts(batch: DataProto) -> Prompts:
     tokens, numbers = values.cpu().numpy(), dict[bytes, int]()
     beginnings = [tokens[start : start + length].tobytes() for start, length in zip(offsets.tolist(), lengths, strict=False)]
     return Prompts([numbers.setdefault(beginning, len(numbers)) for beginning in beginnings], lengths)
-
-
-def _probe(rows: Sequence[Tensor]) -> DataProto:
-    """Rows whose last two tokens are the response."""
-    return DataProto({"input_ids": jagged_from_rows(rows), "responses": jagged_from_rows([row[-2:] for row in rows])})

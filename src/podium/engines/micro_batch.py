@@ -3,7 +3,7 @@
 The layouts of `layouts` compute the same numbers. *Bucketed* pads rows of like length to the longest, so the computed padding
 stays small; *packed* pads nothing, but attention pays for a square mask over the whole sequence; *shared* computes the prompt
 of several samples once, and pays for a mask over the unit. The plan that is estimated to cost less wins. A micro-batch never
-holds more than `max_tokens`, padding included.
+holds more than `max_tokens`, padding included; a sequence that several rows share is never longer than `max_sequence`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from torch import Tensor
 from podium.errors import DataError
 
 Layout = Literal["bucketed", "packed", "shared"]
+LAYOUTS: tuple[Layout, ...] = ("bucketed", "packed", "shared")
+PlannedLayout = Literal["auto", "bucketed", "packed", "shared"]
 MAX_PADDING_FRAC = 0.10
 """Most of a bucket that may be padding; rows too different to keep it are not put side by side."""
 
@@ -60,19 +62,36 @@ class Prompts:
     lengths: Sequence[int]
 
 
+def longest_sequence(micros: Sequence[MicroBatch], layout: Layout, lengths: Sequence[int], prompts: Prompts | None) -> int:
+    """Tokens of the longest sequence in the layout `packed` or `shared`; 0 where no micro-batch has that layout."""
+    lengths_B, longest = np.asarray(lengths, dtype=np.int64), 0
+    for micro in micros:
+        if micro.layout == layout:
+            rows = micro.rows.numpy()
+            units = np.zeros(len(rows), dtype=np.int64) if micro.units is None else micro.units.numpy()
+            repeated = np.zeros(len(rows), dtype=np.int64)
+            if micro.units is not None and prompts is not None:
+                repeated = np.where(np.diff(units, prepend=-1) == 0, np.asarray(prompts.lengths, dtype=np.int64)[rows], 0)
+            longest = max(longest, int(np.bincount(units, lengths_B[rows] - repeated).max(initial=0)))
+    return longest
+
+
 def plan_micro_batches(
     lengths: Sequence[int],
     *,
     max_tokens: int,
-    layout: Literal["auto", "bucketed", "packed", "shared"],
+    layout: PlannedLayout,
     cost: CostModel,
     prompts: Prompts | None = None,
+    max_sequence: int | None = None,
 ) -> list[MicroBatch]:
     """Cut rows of the given token counts into micro-batches; every row is in exactly one.
 
-    Without `prompts` there is no `shared`. DataError names the first row that is longer than `max_tokens` alone.
+    Without `prompts` there is no `shared`; without `max_sequence` a sequence may have `max_tokens`. DataError names the first
+    row that is longer than `max_tokens` alone.
     """
     check_lengths(lengths, max_tokens)
+    max_sequence = min(max_tokens, max_sequence or max_tokens)
     lengths_B = np.asarray(lengths, dtype=np.int64)
     if not len(lengths_B):
         return []
@@ -80,10 +99,10 @@ def plan_micro_batches(
     if layout in ("auto", "bucketed"):
         plans.append(_bucketed(lengths_B, max_tokens, cost))
     if layout in ("auto", "shared") and prompts is not None:
-        plans.append(_shared(lengths_B, prompts, max_tokens, cost))
+        plans.append(_shared(lengths_B, prompts, max_tokens, max_sequence, cost))
     cheapest_packing = float(lengths_B.sum()) * (1 + 2 * (cost.call_tokens * cost.mask_tokens) ** 0.5)
     if layout == "packed" or (layout == "auto" and cheapest_packing < min(price for price, _ in plans)):
-        plans.append(_packed(lengths_B, max_tokens, cost))
+        plans.append(_packed(lengths_B, max_sequence, cost))
     return min(plans, key=lambda plan: plan[0])[1]
 
 
@@ -128,13 +147,17 @@ def _bucket_sizes(sorted_lengths: NDArray[np.int64], cost: CostModel) -> list[in
     return sizes[::-1]
 
 
-def _shared(lengths_B: NDArray[np.int64], prompts: Prompts, max_tokens: int, cost: CostModel) -> tuple[float, list[MicroBatch]]:
+def _shared(
+    lengths_B: NDArray[np.int64], prompts: Prompts, max_tokens: int, max_sequence: int, cost: CostModel
+) -> tuple[float, list[MicroBatch]]:
     """Rows of one prompt in one sequence, or in a few shorter ones where the mask would cost more than the prompt saves."""
     groups: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts.ids):
         groups.setdefault(prompt, []).append(row)
     units = [
-        unit for rows in groups.values() for unit in _units(np.array(rows), lengths_B, prompts.lengths[rows[0]], max_tokens, cost)
+        unit
+        for rows in groups.values()
+        for unit in _units(np.array(rows), lengths_B, prompts.lengths[rows[0]], max_sequence, cost)
     ]
     unit_lengths = np.array([_unit_length(unit, lengths_B, prompts.lengths[unit[0]]) for unit in units])
     price, buckets = _bucketed(unit_lengths, max_tokens, cost)
@@ -148,7 +171,7 @@ def _shared(lengths_B: NDArray[np.int64], prompts: Prompts, max_tokens: int, cos
 
 
 def _units(
-    rows: NDArray[np.int64], lengths_B: NDArray[np.int64], prompt_length: int, max_tokens: int, cost: CostModel
+    rows: NDArray[np.int64], lengths_B: NDArray[np.int64], prompt_length: int, max_sequence: int, cost: CostModel
 ) -> list[NDArray[np.int64]]:
     """The cheapest cut of the rows of one prompt into 1, 2, 4, ... sequences that fit; one row each always does."""
     best, best_price = [rows[i : i + 1] for i in range(len(rows))], np.inf
@@ -156,7 +179,7 @@ def _units(
         parts = np.array_split(rows, min(num_parts, len(rows)))
         sizes = np.array([_unit_length(part, lengths_B, prompt_length) for part in parts], dtype=np.float64)
         price = float((sizes + cost.mask_tokens * sizes**2).sum())
-        if sizes.max() <= max_tokens and price < best_price:
+        if sizes.max() <= max_sequence and price < best_price:
             best, best_price = parts, price
     return best
 
@@ -166,9 +189,9 @@ def _unit_length(rows: NDArray[np.int64], lengths_B: NDArray[np.int64], prompt_l
     return prompt_length + int((lengths_B[rows] - prompt_length).sum())
 
 
-def _packed(lengths_B: NDArray[np.int64], max_tokens: int, cost: CostModel) -> tuple[float, list[MicroBatch]]:
+def _packed(lengths_B: NDArray[np.int64], max_sequence: int, cost: CostModel) -> tuple[float, list[MicroBatch]]:
     """First fit over the rows from long to short, into packed rows as long as the mask makes worth while."""
-    room = int(min(max_tokens, max(lengths_B.max(), (cost.call_tokens / cost.mask_tokens) ** 0.5)))
+    room = int(min(max_sequence, max(lengths_B.max(), (cost.call_tokens / cost.mask_tokens) ** 0.5)))
     bins: list[list[int]] = []
     filled: list[int] = []
     for row in np.argsort(-lengths_B, kind="stable"):

@@ -1,5 +1,6 @@
 """Loading causal language models and their tokenizers."""
 
+from podium.models.limits import RowLimit, row_limit
 from podium.models.loading import (
     BUILT_IN,
     eos_token_ids,
@@ -12,11 +13,13 @@ from podium.models.sources import check_model_path, model_folder
 
 __all__ = [
     "BUILT_IN",
+    "RowLimit",
     "check_model_path",
     "eos_token_ids",
     "load_model",
     "load_model_config",
     "load_tokenizer",
     "model_folder",
+    "row_limit",
     "save_model",
 ]

@@ -7,9 +7,13 @@ from podium.observability.curve import draw_curve
 from podium.observability.jsonl import read_rows
 from podium.observability.metrics import Last, Max, Mean, Metric, Metrics, Min, Sum
 from podium.observability.names import (
+    CPU_S,
     DRIVER_MB,
+    LAYOUT_FRAC,
+    LOG_PROB_GAP,
     RESPONSE_LENGTH,
     REWARD,
+    STEP_S,
     THROUGHPUT,
     TIMING_PREFIX,
     TOKENS_PER_S,
@@ -22,11 +26,15 @@ from podium.observability.spans import SpanListener, Spans
 from podium.observability.trackers import Tracker
 
 __all__ = [
+    "CPU_S",
     "DRIVER_MB",
+    "LAYOUT_FRAC",
+    "LOG_PROB_GAP",
     "METRICS_FILE",
     "RESPONSE_LENGTH",
     "REWARD",
     "SAMPLES_FILE",
+    "STEP_S",
     "THROUGHPUT",
     "TIMING_PREFIX",
     "TOKENS_PER_S",

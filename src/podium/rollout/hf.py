@@ -101,14 +101,14 @@ class HFRollout(BaseRollout):
         if len(set(uids)) < len(uids):
             twice = next(uid for uid in uids if uids.count(uid) > 1)
             raise DataError(f"uid {twice!r} is on {uids.count(twice)} prompts, which would draw equal samples; set sampling.n")
-        limit = self._cached_model.max_positions
+        limit = self._cached_model.row_limit
         for uid, length in zip(uids, jg.lengths_of(prompts.batch["prompts"]).tolist(), strict=True):
             if not length:
                 raise DataError(f"the prompt of row {uid!r} is empty; a model needs at least one token to start from")
-            if limit is not None and length + sampling.max_new_tokens > limit:
+            if limit is not None and length + sampling.max_new_tokens > limit.tokens:
                 raise DataError(
                     f"the prompt of row {uid!r} has {length} tokens; with {sampling.max_new_tokens} new ones that is more than "
-                    f"the model's {limit} positions; shorten the prompt or lower rollout.sampling.max_new_tokens"
+                    f"{limit.reason}; shorten the prompt or lower rollout.sampling.max_new_tokens"
                 )
         return uids
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from podium.errors import RolloutError
+from podium.models import row_limit
 
 _CACHE_ARGUMENTS = ("cache", "past_key_values")
 
@@ -34,14 +35,11 @@ class CachedModel:
                 "causal LM that works with transformers' DynamicCache"
             )
         self._cache_argument = names[0]
+        self.row_limit = row_limit(model.config)
+        """Most tokens of a row, where the architecture has a limit."""
         self._cache = self._new_cache()
         self.can_pad = "attention_mask" in self._arguments and not any(map(_is_recurrent, self._cache.layers))
         """Whether rows of different lengths may share a batch: a recurrent state would take in the padding."""
-
-    @property
-    def max_positions(self) -> int | None:
-        """Most tokens of a row, where the architecture has a limit."""
-        return getattr(self._model.config.get_text_config(decoder=True), "max_position_embeddings", None)
 
     def start(self, tokens_RL: Tensor, mask_RL: Tensor | None) -> Tensor:
         """Forget the last batch, read prompts that are padded on the left, and return the logits [R, V] that follow.

@@ -24,7 +24,7 @@ from podium.trainers.run_directory import RunDirectory
 from podium.trainers.session import Session, publish_model
 from podium.trainers.sft import SFTTrainer
 from podium.trainers.threads import threads_per_rank
-from podium.trainers.watch import NothingLearned, ThreadsWait, Watcher
+from podium.trainers.watch import LogProbsDisagree, NothingLearned, ThreadsWait, Watcher
 from podium.workers import ActorRolloutRefWorker, PolicySpec, Role, TrainingSpec, TrainingWorker
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,9 @@ def warm_up(
 ) -> None:
     """Supervised fine-tuning of the config's model into `hf/` of the warm-up's directory."""
     directory.path.mkdir(exist_ok=True)
-    spec = TrainingSpec(config.model, config.actor.engine, config.warmup.optim, config.warmup.steps, config.seed)
+    spec = TrainingSpec(
+        config.model, config.actor.engine, config.warmup.optim, config.warmup.steps, config.seed, config.warmup.dropout
+    )
     session = Session(
         directory,
         progress,
@@ -99,7 +101,7 @@ def reinforce(
         total_steps=trainer.total_steps,
         tensorboard=trainer.tensorboard,
         trackers=trackers,
-        watchers=[NothingLearned(), *_thread_watchers(config)],
+        watchers=[NothingLearned(), *_log_prob_watchers(config), *_thread_watchers(config)],
     )
     spec = replace(policy_spec(config, _start_model(config, directory)), profiler=_profiler(config, directory))
     _announce_start(config, progress)
@@ -179,6 +181,11 @@ def _announce_start(config: RunConfig, progress: Progress) -> None:
 def _thread_watchers(config: RunConfig) -> list[Watcher]:
     """This process's CPU time tells of the ranks only where they live in it."""
     return [ThreadsWait()] if config.runtime_name == "inline" else []
+
+
+def _log_prob_watchers(config: RunConfig) -> list[Watcher]:
+    """In bfloat16 rounding alone makes large gaps."""
+    return [LogProbsDisagree()] if config.actor.engine.compute_dtype is None else []
 
 
 def _group(config: RunConfig, init: Init[W], name: str) -> WorkerGroup[W]:

@@ -48,13 +48,14 @@ class PPOTrainer:
         self.config, self.task, self.scorer, self.tokenizer, self.session = config, task, scorer, tokenizer, session
         self.group, self.policy = group, group.call
         self.sampler = StepSampler(num_problems=len(task.train), batch_size=config.trainer.prompts_per_step, seed=config.seed)
+        self._is_compared = False
 
     def fit(self) -> None:
         """From the newest checkpoint, or from the start, through `trainer.total_steps` steps."""
         done = self.begin()
         with self.session.saved_when_interrupted(self.policy.save_checkpoint, self.group):
             for step in range(done + 1, self.config.trainer.total_steps + 1):
-                with recorded_traffic() as traffic:
+                with self.session.step() as traffic:
                     batch = self.rollout(step)
                     batch = self.score(batch)
                     batch = self.log_probs(batch)
@@ -88,15 +89,21 @@ class PPOTrainer:
 
     @timed
     def log_probs(self, batch: DataProtoFuture) -> DataProtoFuture:
-        """Adds `old_log_probs` [B, *], by the trainer's forward pass or as drawn, and the reference's `ref_log_prob`."""
+        """Adds `old_log_probs` [B, *], by the trainer's forward pass or as drawn, and the reference's `ref_log_prob`.
+
+        The first step of a run, also of a resumed one, compares rollout and trainer in any case.
+        """
         columns = self._at_temperature(batch.select(["input_ids", "responses", "rollout_log_probs"], [], []))
         if self.config.needs_reference:
             batch = batch.union(
                 self.policy.compute_ref_log_prob(columns.drop(["rollout_log_probs"]).as_argument()).select(meta_info_keys=[])
             )
-        if not self.config.actor.recompute_old_log_probs:
-            return batch.union(batch.select(["rollout_log_probs"], [], []).rename("rollout_log_probs", "old_log_probs"))
-        return batch.union(self.policy.compute_log_prob(columns.as_argument()).select(meta_info_keys=["log_prob_metrics"]))
+        if self.config.actor.recompute_old_log_probs:
+            return batch.union(self.policy.compute_log_prob(columns.as_argument()).select(meta_info_keys=["log_prob_metrics"]))
+        if not self._is_compared:
+            self._is_compared = True
+            batch = batch.union(self.policy.compute_log_prob(columns.as_argument()).select([], [], ["log_prob_metrics"]))
+        return batch.union(batch.select(["rollout_log_probs"], [], []).rename("rollout_log_probs", "old_log_probs"))
 
     @timed
     def advantages(self, batch: DataProtoFuture, step: int) -> DataProtoFuture:
@@ -142,7 +149,7 @@ class PPOTrainer:
     def begin(self) -> int:
         """Take up the run: the step that is done. A fresh run is validated and saved as step 0."""
         done = self.session.begin("rl", self.policy.load_checkpoint, saves_step_zero=True)
-        self.sync()
+        self.policy.update_weights()
         if done is not None and "before" not in self.session.run.read_report():
             logger.warning("%s has no scores from before the run any more: it goes on without them", self.session.run.report)
         if done is None:

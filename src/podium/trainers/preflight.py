@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from podium.config import RunConfig, check
 from podium.datasets import prompt_tokens, special_token_remarks
 from podium.errors import ConfigError, DataError, MissingExtraError
-from podium.models import check_model_path, load_model_config, load_tokenizer
+from podium.models import check_model_path, load_model_config, load_tokenizer, row_limit
 from podium.tasks import Problem, Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
 from podium.trainers.chain import check_chain, ppo_links, sft_links
 from podium.trainers.paths import anchored
@@ -150,10 +150,10 @@ def _check_extras(config: RunConfig) -> None:
 def _limits(config: RunConfig, model_config: PreTrainedConfig) -> list[tuple[str, int]]:
     """What a prompt and what follows it must fit into, each with its name."""
     budget = config.actor.engine.max_tokens_per_micro_batch
-    positions: int | None = getattr(model_config, "max_position_embeddings", None)
+    rows = row_limit(model_config)
     limits = [(f"actor.engine.max_tokens_per_micro_batch ({budget})", budget)]
-    if positions is not None:
-        limits.append((f"the positions that {config.model.path} has (max_position_embeddings, {positions})", positions))
+    if rows is not None:
+        limits.append((f"{rows.reason}; model.path is {config.model.path}", rows.tokens))
     return limits
 
 

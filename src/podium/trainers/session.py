@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
@@ -17,8 +18,10 @@ from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 from podium.checkpoint import CheckpointStore, Manifest, Saver, sync, write_manifest
 from podium.errors import CheckpointError
 from podium.observability import (
+    CPU_S,
     DRIVER_MB,
     METRICS_FILE,
+    STEP_S,
     THROUGHPUT,
     TOKENS_PER_S,
     Last,
@@ -29,7 +32,7 @@ from podium.observability import (
     Spans,
     Tracker,
 )
-from podium.single_controller import Traffic, Worker, WorkerGroup
+from podium.single_controller import Traffic, Worker, WorkerGroup, recorded_traffic
 from podium.trainers.profiling import StepProfiler
 from podium.trainers.run_directory import RunDirectory
 from podium.trainers.traffic import StepTraffic, write_traffic
@@ -46,16 +49,12 @@ IDLE_LIMIT_S = 20.0
 30 s."""
 
 
-class Clocks:
-    """Wall-clock and CPU seconds of this process (all its threads, not its workers' processes) since the last lap."""
+@dataclass(frozen=True)
+class Measured:
+    """What a step took of this process: of all its threads, not of its workers' processes."""
 
-    def __init__(self) -> None:
-        self._last = time.perf_counter(), time.process_time()
-
-    def lap(self) -> tuple[float, float]:
-        """(wall, CPU) seconds since the last call."""
-        (wall, cpu), self._last = self._last, (time.perf_counter(), time.process_time())
-        return self._last[0] - wall, self._last[1] - cpu
+    wall_s: float
+    cpu_s: float
 
 
 class Session:
@@ -83,7 +82,7 @@ class Session:
         self._store = CheckpointStore(run.checkpoints, keep=keep)
         self._recorder = Recorder(run.path, tensorboard=tensorboard, trackers=trackers)
         self.spans = Spans(progress.activity)
-        self._clocks = Clocks()
+        self._measured: Measured | None = None
         self._finished_step = self._saved_step = -1
         self._is_updating = False
         self.profiler: StepProfiler | None = None
@@ -126,7 +125,6 @@ class Session:
         self._progress.start_phase(phase, self.total_steps, done_steps=done or 0)
         if done is not None:
             self._begin_step(done + 1)
-        self._clocks.lap()
         self._finished_step = self._saved_step = -1 if done is None else done
         return done
 
@@ -143,6 +141,17 @@ class Session:
         """From here to the step's end the ranks hold the state of no step."""
         self._is_updating = True
 
+    @contextmanager
+    def step(self) -> Iterator[Traffic]:
+        """Around a step's own phases: their seconds are the step's, and their traffic is what is yielded.
+
+        Validation, checkpoints, the files of a run and what a resumed run does first are outside, and no part of its rates.
+        """
+        wall, cpu = time.perf_counter(), time.process_time()
+        with recorded_traffic() as traffic:
+            yield traffic
+        self._measured = Measured(time.perf_counter() - wall, time.process_time() - cpu)
+
     def end_step(
         self,
         step: int,
@@ -153,18 +162,13 @@ class Session:
         samples: list[Sample] | None = None,
         traffic: Traffic | None = None,
     ) -> None:
-        """Log the row of a finished step, show it, and save a checkpoint when it is due."""
+        """Log the row of a finished step, show it, and save a checkpoint when it is due.
+
+        A row is written before its checkpoint, so `timing_s/save_checkpoint` in it is of the checkpoint before.
+        """
         if self.profiler is not None:
             self.profiler.after(step)
-        seconds, cpu_s = self._clocks.lap()
-        perf = {"timing_s/step": Last(seconds), "perf/cpu_s": Last(cpu_s), "perf/peak_rss_gb": Last(_peak_rss_gb())}
-        if tokens:
-            per_s = tokens / seconds
-            perf |= {
-                "perf/total_num_tokens": Last(tokens),
-                TOKENS_PER_S: Last(per_s),
-                THROUGHPUT: Last(per_s / self._num_ranks),
-            }
+        perf = {"perf/peak_rss_gb": Last(_peak_rss_gb()), **self._rates(tokens)}
         if traffic is not None:
             perf[DRIVER_MB] = Last(traffic.through_driver() / 1e6)
             write_traffic(self.run.traffic, StepTraffic.of(step, traffic))
@@ -182,6 +186,21 @@ class Session:
     def announce(self, text: str) -> None:
         """Tell the terminal what begins now and may take long."""
         self._progress.announce(text)
+
+    def _rates(self, tokens: int) -> dict[str, Last]:
+        """The seconds of the last `step`, and `tokens` by them; nothing where there was none, as in the row of step 0."""
+        measured, self._measured = self._measured, None
+        if measured is None:
+            return {}
+        rates = {STEP_S: Last(measured.wall_s), CPU_S: Last(measured.cpu_s)}
+        if tokens:
+            per_s = tokens / measured.wall_s
+            rates |= {
+                "perf/total_num_tokens": Last(tokens),
+                TOKENS_PER_S: Last(per_s),
+                THROUGHPUT: Last(per_s / self._num_ranks),
+            }
+        return rates
 
     def _begin_step(self, step: int) -> None:
         if self.profiler is not None:

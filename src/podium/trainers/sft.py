@@ -36,8 +36,9 @@ class SFTTrainer:
         done = self.session.begin("warm-up", self.model.load_checkpoint) or 0
         with self.session.saved_when_interrupted(self.model.save_checkpoint, self.group):
             for step in range(done + 1, self.config.warmup.steps + 1):
-                batch = self.batch(step)
-                metrics = self.update(batch)
+                with self.session.step():
+                    batch = self.batch(step)
+                    metrics = self.update(batch)
                 self.session.end_step(step, metrics.prefixed("warmup"), self.model.save_checkpoint)
         self.session.announce("saving the warmed-up model")
         publish_model(self.session.run.hf, self.model.save_hf, step=self.config.warmup.steps)

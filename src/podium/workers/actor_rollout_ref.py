@@ -20,7 +20,7 @@ from podium.config import ActorConfig, ModelConfig, ProfilerConfig, RolloutConfi
 from podium.engines import pick_device
 from podium.errors import ConfigError, unknown_name
 from podium.models import eos_token_ids, load_model, load_tokenizer
-from podium.observability import Max, Mean, Metrics
+from podium.observability import LAYOUT_FRAC, LOG_PROB_GAP, Max, Mean, Metrics
 from podium.protocol import DataProto, object_column, without_padding
 from podium.protocol.jagged import parts
 from podium.rollout import BaseRollout, build_rollout
@@ -141,9 +141,10 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
         rows = self.actor.infer_batch(batch).rename("log_probs", "old_log_probs")
         if "rollout_log_probs" in batch.batch:
             drawn, computed = _real(batch, "rollout_log_probs"), _real(rows, "old_log_probs")
-            gap_N = (drawn - computed).abs()
-            largest = Max(float(gap_N.max()) if len(gap_N) else 0.0)
-            rows.meta_info["log_prob_metrics"] = Metrics({"rollout/log_prob_gap_max": largest})
+            gap_N, layouts = (drawn - computed).abs(), self.actor.engine.layouts
+            metrics = {LOG_PROB_GAP: Max(float(gap_N.max()) if len(gap_N) else 0.0)}
+            shares = {LAYOUT_FRAC + name: Mean(count, sum(layouts.values())) for name, count in layouts.items()}
+            rows.meta_info["log_prob_metrics"] = Metrics({**metrics, **shares})
         return rows
 
     @register(dispatch_mode=REF_MESH, by_reference=True, reads=["input_ids", "responses"], writes=["ref_log_prob"])
@@ -241,7 +242,8 @@ def _reference(spec: PolicySpec, start: PreTrainedModel) -> TrainingWorker:
 
 def _actor(spec: PolicySpec, model: PreTrainedModel) -> TrainingWorker:
     actor = spec.actor
-    worker = TrainingWorker(TrainingSpec(spec.model, actor.engine, actor.optim, spec.total_optimizer_steps, spec.seed), model)
+    training = TrainingSpec(spec.model, actor.engine, actor.optim, spec.total_optimizer_steps, spec.seed, actor.dropout)
+    worker = TrainingWorker(training, model)
     worker.set_loss_fn(policy_loss(actor))
     return worker
 

@@ -34,7 +34,7 @@ TRAIN_MESH = make_nd_compute_dataproto_dispatch_fn("train")
 class TrainingSpec:
     """What a training worker is built from; `total_steps` counts optimizer steps and ends the schedule.
 
-    Without `optim` it is forward only.
+    Without `optim` it is forward only; `dropout` keeps the model's own noise in training passes.
     """
 
     model: ModelConfig
@@ -42,6 +42,7 @@ class TrainingSpec:
     optim: OptimConfig | None
     total_steps: int
     seed: int
+    dropout: bool = False
 
 
 class TrainingWorker(Worker):
@@ -63,6 +64,7 @@ class TrainingWorker(Worker):
             spec.optim,
             total_steps=spec.total_steps,
             seed=spec.seed,
+            dropout=spec.dropout,
             rank=self.rank,
             device=device,
         )
