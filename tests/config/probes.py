@@ -339,7 +339,7 @@ def step(config: RunConfig) -> Shown:
         engine = trainer.policy._group.workers[0].actor.engine
         recorded = trainer.policy = Recorded(trainer.policy)
         future = trainer.score(trainer.rollout(1))
-        future = trainer.advantages(trainer.log_probs(future), 1)
+        future = trainer.advantages(trainer.log_probs(future, 1), 1)
         trainer.update(future)
         batch = future.get()
         return {

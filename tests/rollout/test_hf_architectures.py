@@ -9,7 +9,7 @@ import torch
 import transformers as tf
 
 from podium.config.schema import SamplingConfig
-from podium.errors import RolloutError
+from podium.errors import DataError, RolloutError
 from podium.rollout.hf import HFRollout
 from tests.rollout.builders import EOS, RAGGED, batch_of, forward_shapes, recomputed, rollout_of, rows_of
 
@@ -24,6 +24,9 @@ CONFIGS: dict[str, Callable[[], tf.PretrainedConfig]] = {
     "mistral_sliding": lambda: tf.MistralConfig(**SLIDING, **ENDS),
     "gemma2_sliding": lambda: tf.Gemma2Config(**SLIDING, **ENDS),
     "gemma3_sliding": lambda: tf.Gemma3TextConfig(**SLIDING, layer_types=["sliding_attention", "full_attention"], **ENDS),
+    "llama4_chunked": lambda: tf.Llama4TextConfig(
+        **ROPE, head_dim=8, attention_chunk_size=6, num_local_experts=2, intermediate_size_mlp=48, **ENDS
+    ),
     "gpt2": lambda: tf.GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64, **ENDS),
     "gpt_neox": lambda: tf.GPTNeoXConfig(**SIZES, intermediate_size=48, max_position_embeddings=64, **ENDS),
     "opt": lambda: tf.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64, **ENDS),
@@ -89,6 +92,19 @@ def test_a_model_with_its_state_elsewhere_is_refused() -> None:
     )
     with pytest.raises(RolloutError, match="RecurrentGemmaForCausalLM keeps its recurrent state outside"):
         rollout_of(model_of(config)).generate(batch_of(), SamplingConfig(n=1, max_new_tokens=3), seed=0, step=0)
+
+
+def test_a_row_that_would_cross_into_another_rotation_is_refused() -> None:
+    """Phi-3 rotates all tokens of a row in another way once it is longer than the original context; cached ones stay as they were."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16, **factors}
+    model = model_of(tf.Phi3Config(**ROPE, rope_parameters=rope, original_max_position_embeddings=16, **ENDS))
+    rollout = rollout_of(model)
+    found = rollout.generate(batch_of([[3] * 7]), SamplingConfig(max_new_tokens=9, n=4), seed=0, step=0)
+    for mine, theirs in zip(found.batch["rollout_log_probs"].unbind(), recomputed(model, found, 1.0), strict=True):
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-4)
+    with pytest.raises(DataError, match="has 7 tokens; with 10 new ones that is more than the 16 tokens"):
+        rollout.generate(batch_of([[3] * 7]), SamplingConfig(max_new_tokens=10, n=4), seed=0, step=0)
 
 
 def test_recurrent_models_share_batches_by_length() -> None:

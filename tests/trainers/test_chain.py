@@ -73,7 +73,7 @@ class Step:
         trainer, rows = self.trainer, rows.clone()
         own: dict[str, Callable[[DataProtoFuture], Any]] = {
             "score": trainer.score,
-            "log_probs": trainer.log_probs,
+            "log_probs": lambda rows: trainer.log_probs(rows, 2),
             "advantages": lambda rows: trainer.advantages(rows, 1),
             "log": lambda rows: trainer.log(1, rows, Metrics(), Traffic()),
         }
@@ -99,9 +99,10 @@ def step(request, tmp_path_factory) -> Iterator[Step]:
         trainer.sync()
         batch, rows = trainer.rollout(1), {}
         rows["rollout"] = batch.get()
-        for name in ("score", "log_probs"):
-            batch = getattr(trainer, name)(batch)
-            rows[name] = batch.get()
+        batch = trainer.score(batch)
+        rows["score"] = batch.get()
+        batch = trainer.log_probs(batch, 1)
+        rows["log_probs"] = batch.get()
         rows["advantages"] = trainer.advantages(batch, 1).get()
         yield Step(trainer, group, rows, {link.name: link for link in ppo_links(config)})
 

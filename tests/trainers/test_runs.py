@@ -199,6 +199,10 @@ def test_micro_batches_recomputing_and_dropping_change_nothing_but_rounding(whol
         )
     )
     assert rows(other)[1]["rollout/log_prob_gap_max"] < 1e-5
+    gaps = ["rollout/log_prob_gap_max" in row for row in rows(whole_run)]
+    assert gaps == [False, True, *[False] * (len(gaps) - 2)], (
+        "with the rollout's log-probs the first step is compared all the same"
+    )
     for name in ("critic/rewards/mean", "response_length/mean", "actor/grad_norm", "actor/pg_loss", "rollout/neg_log_prob"):
         assert rows(other)[1][name] == pytest.approx(rows(whole_run)[1][name], rel=1e-4, abs=1e-6)
 

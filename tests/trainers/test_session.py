@@ -15,6 +15,7 @@ from podium.checkpoint import Checkpoint, WrittenFiles, manifest
 from podium.errors import CheckpointError, ConfigError
 from podium.observability import Metrics, Progress
 from podium.trainers import RunDirectory, Session
+from podium.trainers import session as session_module
 from podium.trainers.session import publish_model
 
 
@@ -22,10 +23,39 @@ def test_throughput_is_per_rank_and_tokens_per_s_is_of_all_ranks(tmp_path):
     """As verl's perf/throughput, which is per GPU."""
     progress = Progress(Console(file=io.StringIO()))
     with Session(RunDirectory(tmp_path), progress, num_ranks=4, save_freq=0, keep=1, total_steps=9) as session:
+        with session.step():
+            pass
         session.end_step(1, Metrics(), lambda folder: [], tokens=1000)
     row = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert row["perf/tokens_per_s"] == pytest.approx(1000 / row["timing_s/step"])
     assert row["perf/throughput"] == pytest.approx(row["perf/tokens_per_s"] / 4)
+
+
+def test_seconds_and_rates_of_a_step_are_those_of_its_own_phases(tmp_path, monkeypatch):
+    """Not of the validation, the checkpoint before or what a resumed run does first; these have their own timings."""
+    now = 100.0
+    monkeypatch.setattr(session_module, "time", SimpleNamespace(perf_counter=lambda: now, process_time=lambda: now / 2))
+    progress = Progress(Console(file=io.StringIO()))
+
+    def save(folder: str) -> list[WrittenFiles]:
+        (Path(folder) / "state").write_text("x")
+        return [WrittenFiles.of(Path(folder), "rank 0")]
+
+    with Session(RunDirectory(tmp_path), progress, num_ranks=1, save_freq=1, keep=1, total_steps=9) as session:
+        session.begin("rl", lambda folder: None)
+        session.end_step(0, Metrics(), save)
+        for step in (1, 2):
+            now += 30.0  # loading weights, the checkpoint of the step before
+            with session.step():
+                now += 2.0
+            with session.spans("validation"):
+                now += 50.0
+            session.end_step(step, Metrics(), save, tokens=1000)
+    before, *rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert not {"timing_s/step", "perf/cpu_s", "perf/tokens_per_s"} & before.keys(), "step 0 only validates"
+    for row in rows:
+        assert (row["timing_s/step"], row["perf/cpu_s"], row["perf/tokens_per_s"]) == (2.0, 1.0, 500.0)
+        assert {"timing_s/validation", "timing_s/save_checkpoint"} <= row.keys()
 
 
 def test_a_published_model_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from podium.observability import Last, Metrics, Progress
 from podium.trainers import RunDirectory, Session
-from podium.trainers.watch import NUM_STEPS, NothingLearned, ThreadsWait
+from podium.trainers.watch import NUM_STEPS, LogProbsDisagree, NothingLearned, ThreadsWait
 
 
 def said(watcher: NothingLearned | ThreadsWait, rows: list[dict[str, float]]) -> list[int]:
@@ -33,6 +33,7 @@ def step(threads: float, cpu_s: float, *, score_s: float = 0.0) -> dict[str, flo
 @pytest.mark.parametrize(
     ("row", "is_told"),
     [
+        ({"actor/threads_per_rank": 2.0}, False),  # step 0 only validates
         (step(2, 7.0), True),
         (step(2, 9.0), False),  # much of a step is one thread's work
         (step(2, 19.0), False),
@@ -42,6 +43,17 @@ def step(threads: float, cpu_s: float, *, score_s: float = 0.0) -> dict[str, flo
 )
 def test_threads_that_wait_for_cores_are_told(row, is_told):
     assert said(ThreadsWait(), [row] * 9) == ([NUM_STEPS] if is_told else [])
+
+
+def test_a_gap_between_rollout_and_trainer_is_told_once_with_the_layout():
+    watcher = LogProbsDisagree()
+    shares = {"perf/layout/packed": 0.0, "perf/layout/shared": 0.75}
+    assert watcher.see({"rollout/log_prob_gap_max": 0.09, **shares}) is None
+    assert watcher.see({"val/score/mean": 0.5}) is None
+    warning = watcher.see({"rollout/log_prob_gap_max": 1.31, **shares})
+    assert "differ by up to 1.31 nats" in warning
+    assert "the layout shared." in warning
+    assert watcher.see({"rollout/log_prob_gap_max": 1.31, **shares}) is None
 
 
 def test_a_session_logs_what_its_watchers_say(tmp_path, caplog):

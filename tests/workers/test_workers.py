@@ -97,7 +97,10 @@ def test_the_workers_report_what_they_alone_have_the_tokens_for(policy):
     off = DataProto({"rollout_log_probs": jagged(shifted, offsets_of(batch.lengths("responses")))})
     compared = policy.compute_log_prob(batch.select(["input_ids", "responses"], [], []).union(off))
     assert compared.column_names() == {"old_log_probs"}
-    assert compared.meta_info["log_prob_metrics"].to_floats() == {"rollout/log_prob_gap_max": pytest.approx(0.5, abs=1e-4)}
+    metrics = compared.meta_info["log_prob_metrics"].to_floats()
+    assert metrics.pop("rollout/log_prob_gap_max") == pytest.approx(0.5, abs=1e-4)
+    assert metrics.keys() == {"perf/layout/bucketed", "perf/layout/packed", "perf/layout/shared"}
+    assert sum(metrics.values()) == pytest.approx(1.0), "shares of the rows, over all ranks"
 
 
 def test_a_response_is_the_text_of_its_tokens_without_special_ones(policy):

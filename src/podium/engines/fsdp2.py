@@ -123,7 +123,7 @@ class FSDP2Engine(BaseEngine):
         )
 
     def _try_layout(self, layout: MaskedLayout, reach: Reach) -> bool:
-        """Whether this model keeps rows apart in a layout on every rank. Ranks must plan alike, for their collectives to match."""
+        """Whether this model keeps rows apart in a layout on every rank: ranks must plan alike, or their collectives differ."""
         with self._inferring():
             try:
                 is_exact = self._trials.try_out(layout, reach, self._trial_pass)

@@ -91,12 +91,12 @@ class Reach:
 class LayoutTrials:
     """What has been found of one model. Every verdict holds for one range of lengths, and is tried for in the next one again.
 
-    A range ends at a whole number of the model's config or at a power of two. So rows of 300 tokens are tried at 512 tokens, where
-    a window of 4,096 cannot matter. When rows grow longer than 4,096, the layout is tried again.
+    A range ends at a whole number of the model's config or at a power of two. So rows of 300 tokens are tried at 512 tokens; a
+    window of 4,096 cannot matter to them. When rows grow longer than 4,096, the layout is tried again.
     """
 
     def __init__(self, config: Mapping[str, Any], *, num_tokens: int, max_tokens: int, dtype: torch.dtype) -> None:
-        """`config`: the model's; `num_tokens`: its vocabulary; `max_tokens`: most of one sequence; `dtype`: that of its passes."""
+        """`config`: the model's; `num_tokens`: its vocabulary; `max_tokens`: most of a sequence; `dtype`: that of its passes."""
         self._ends = distances(config)
         self._num_tokens, self._max_tokens = num_tokens, max_tokens
         self._rounding, self._known = float(torch.finfo(dtype).eps), dict[tuple[MaskedLayout, Reach], bool]()

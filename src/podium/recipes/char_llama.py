@@ -26,7 +26,7 @@ def char_llama_run(
     max_new_tokens: int,
     total_steps: int,
 ) -> RunConfig:
-    """A run on one thread, so that a seed gives the same bits on every machine.
+    """A run on one thread, so that a seed gives the same bits whenever it runs on one machine with the same library builds.
 
     `answer_share` of the warm-up's targets are right answers, the others copies of the prompt: a base model that has the
     skill and seldom shows it.

@@ -48,7 +48,6 @@ class PPOTrainer:
         self.config, self.task, self.scorer, self.tokenizer, self.session = config, task, scorer, tokenizer, session
         self.group, self.policy = group, group.call
         self.sampler = StepSampler(num_problems=len(task.train), batch_size=config.trainer.prompts_per_step, seed=config.seed)
-        self._is_compared = False
 
     def fit(self) -> None:
         """From the newest checkpoint, or from the start, through `trainer.total_steps` steps."""
@@ -58,7 +57,7 @@ class PPOTrainer:
                 with self.session.step() as traffic:
                     batch = self.rollout(step)
                     batch = self.score(batch)
-                    batch = self.log_probs(batch)
+                    batch = self.log_probs(batch, step)
                     batch = self.advantages(batch, step)
                     metrics = self.update(batch)
                     self.sync()
@@ -88,10 +87,10 @@ class PPOTrainer:
         return batch.union(with_padding(scores, batch.padding_mask))
 
     @timed
-    def log_probs(self, batch: DataProtoFuture) -> DataProtoFuture:
+    def log_probs(self, batch: DataProtoFuture, step: int) -> DataProtoFuture:
         """Adds `old_log_probs` [B, *], by the trainer's forward pass or as drawn, and the reference's `ref_log_prob`.
 
-        The first step of a run, also of a resumed one, compares rollout and trainer in any case.
+        The first step compares rollout and trainer also where the update takes the rollout's.
         """
         columns = self._at_temperature(batch.select(["input_ids", "responses", "rollout_log_probs"], [], []))
         if self.config.needs_reference:
@@ -100,8 +99,7 @@ class PPOTrainer:
             )
         if self.config.actor.recompute_old_log_probs:
             return batch.union(self.policy.compute_log_prob(columns.as_argument()).select(meta_info_keys=["log_prob_metrics"]))
-        if not self._is_compared:
-            self._is_compared = True
+        if step == 1:
             batch = batch.union(self.policy.compute_log_prob(columns.as_argument()).select([], [], ["log_prob_metrics"]))
         return batch.union(batch.select(["rollout_log_probs"], [], []).rename("rollout_log_probs", "old_log_probs"))
 

@@ -73,8 +73,8 @@ class LogProbsDisagree:
         self._is_said = True
         layouts = [name.removeprefix(LAYOUT_FRAC) for name, share in metrics.items() if name.startswith(LAYOUT_FRAC) and share]
         return (
-            f"rollout and trainer differ by up to {gap:.3g} nats in the log-probs of the same tokens ({LOG_PROB_GAP}); rounding in "
-            f"float32 makes far less than {MAX_LOG_PROB_GAP}. The trainer computed its rows in the layout {' and '.join(layouts)}. "
+            f"rollout and trainer differ by up to {gap:.3g} nats in the log-probs of the same tokens ({LOG_PROB_GAP}); rounding "
+            f"in float32 makes far less than {MAX_LOG_PROB_GAP}. The trainer used the layout {' and '.join(layouts)}. "
             "Try actor.engine.layout=bucketed; if the gap stays, transformers' cached and uncached passes of this model differ"
         )
 
