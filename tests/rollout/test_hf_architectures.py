@@ -95,7 +95,7 @@ def test_a_model_with_its_state_elsewhere_is_refused() -> None:
 
 
 def test_a_row_that_would_cross_into_another_rotation_is_refused() -> None:
-    """Phi-3 rotates all tokens of a row in another way once it is longer than the original context; cached ones stay as they were."""
+    """Phi-3 rotates all tokens of a row in another way beyond the original context; those in the cache keep their rotation."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16, **factors}
     model = model_of(tf.Phi3Config(**ROPE, rope_parameters=rope, original_max_position_embeddings=16, **ENDS))

@@ -104,11 +104,18 @@ class LayoutTrials:
     def verdict(self, layout: MaskedLayout, reach: Reach, find: Callable[[Reach], bool]) -> bool:
         """Whether the layout is exact up to this reach: as known, or as `find` says of the reach that is to be tried."""
         key = layout, Reach(self._end(reach.row), self._end(reach.sequence))
+        if key not in self._known and self._is_within(*key):
+            self._known[key] = True
         if key not in self._known:
             row = max(MIN_ROW, min(self._end(reach.row), self._max_tokens - MIN_ROW))
             # One row more than the batch's sequence, so that a cut just before the sequence's end goes through a whole row.
             self._known[key] = find(Reach(row, max(row + MIN_ROW, min(reach.sequence + row, self._max_tokens))))
         return self._known[key]
+
+    def _is_within(self, layout: MaskedLayout, reach: Reach) -> bool:
+        """Whether the layout was exact for rows and sequences that are at least as long."""
+        exact = [other for (known, other), is_exact in self._known.items() if is_exact and known == layout]
+        return any(other.row >= reach.row and other.sequence >= reach.sequence for other in exact)
 
     def try_out(self, layout: MaskedLayout, reach: Reach, log_probs: LogProbs) -> bool:
         """Three passes of at most `max_tokens`: rows must give what they give alone, and must not see what the first one is.
