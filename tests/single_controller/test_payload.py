@@ -105,6 +105,23 @@ def test_a_tensordict_travels_like_rows_and_a_nested_one_as_it_is():
     assert torch.equal(round_trip((nested,))[0]["inner", "x"], nested["inner", "x"])
 
 
+def test_a_small_tensordict_travels_as_a_message_that_names_no_class():
+    small = TensorDict(
+        {"x": torch.arange(3), "y": torch.nested.nested_tensor([torch.ones(n) for n in (1, 2, 0)], layout=torch.jagged)}, [3]
+    )
+    for value in (small, ((small,), {})):
+        packed = pack(value, is_reference)
+        assert isinstance(packed, bytes)
+        assert b"tensordict" not in packed
+    (found,), _ = unpack(packed)
+    assert type(found) is TensorDict
+    assert found.batch_size == torch.Size([3])
+    assert torch.equal(found["x"], small["x"])
+    assert [row.tolist() for row in found["y"].unbind()] == [[1.0], [1.0, 1.0], []]
+    found["x"] += 1  # the receiver's own
+    assert small["x"].tolist() == [0, 1, 2]
+
+
 def test_what_only_ray_may_carry_is_found_wherever_it_is():
     for value in (
         Reference(),

@@ -148,12 +148,19 @@ def _small_rows(value: object) -> bytes | None:
     """
     is_argument = _is_one_argument(value)
     rows = value[0][0] if is_argument else value  # type: ignore[index]
+    is_tensordict = _is_tensordict(rows)
+    if is_tensordict:
+        try:
+            rows = DataProto.from_tensordict(rows)
+        except DataError:  # nested ones, and other than one batch dimension
+            return None
     if type(rows) is not DataProto or not is_plain(rows):
         return None
     packed = packed_if_small(rows)
     if packed is None:
         return None
-    return (_ROWS_ARGUMENT if is_argument else _ROWS) + pickle.dumps((packed, rows.meta_info), protocol=5)
+    message = pickle.dumps((packed, rows.meta_info, is_tensordict), protocol=5)
+    return (_ROWS_ARGUMENT if is_argument else _ROWS) + message
 
 
 def _is_one_argument(value: object) -> bool:
@@ -166,7 +173,9 @@ def _is_one_argument(value: object) -> bool:
 
 def _rows_in(message: bytes) -> Any:
     is_argument = message.startswith(_ROWS_ARGUMENT)
-    rows = rows_of(*pickle.loads(memoryview(message)[len(_ROWS_ARGUMENT if is_argument else _ROWS) :]))
+    packed, meta, is_tensordict = pickle.loads(memoryview(message)[len(_ROWS_ARGUMENT if is_argument else _ROWS) :])
+    rows = rows_of(packed, meta)
+    rows = rows.to_tensordict() if is_tensordict else rows
     return ((rows,), {}) if is_argument else rows
 
 
