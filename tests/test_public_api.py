@@ -48,6 +48,7 @@ SURFACE = {
         BaseRollout build_rollout
     """,
     "podium.single_controller": """
+        DISPATCH_MODE_FN_REGISTRY parallel_put
         CallStatus CAPABILITIES Capabilities ClassWithInitArgs collect_all_to_all collect_dp_compute_data_proto
         collect_nd_compute_dataproto ColocatedWorker Copy create_colocated_worker_cls
         create_colocated_worker_cls_fused create_colocated_worker_raw_cls DataProtoFuture Dispatch dispatch_all_to_all

@@ -405,9 +405,7 @@ def test_the_limit_of_a_call_holds_where_its_mesh_is_not_known_yet():
         with pytest.raises(CallTimeoutError, match="within 1 s"):
             group.echo.options(timeout=1)(batch)
         assert time.monotonic() - began < 15
-        with pytest.raises(
-            WorkerLostError, match="broken before this was read: method '_query_dispatch_info' timed out after 1 s"
-        ):
+        with pytest.raises(WorkerLostError, match="broken before this was read: method '_query_mesh' timed out after 1 s"):
             napping.get()
         group.restart()
         assert group.echo.options(timeout=20)(batch).batch["x"].tolist() == [0, 1]

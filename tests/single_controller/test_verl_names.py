@@ -165,7 +165,7 @@ def test_nsight_options_are_those_of_the_steps_and_the_callers_dict_stays(specs:
     ("options", "error", "message"),
     [
         ({"use_gpu": True}, ConfigError, "use_gpu=True, but the pool was made with use_gpu=False"),
-        ({"device_name": "npu"}, UnsupportedByRuntime, "device_name 'npu' is not known"),
+        ({"device_name": "npu"}, UnsupportedByRuntime, "device_name must be 'cuda' or 'cpu', got 'npu'"),
         ({"master_addr": "10.0.0.1"}, ConfigError, "master_addr and master_port go together, got '10.0.0.1' and None"),
         ({"master_port": 1}, ConfigError, "master_addr and master_port go together, got None and 1"),
         ({"profile_steps": [1]}, ConfigError, r"profile_steps and worker_nsight_options go together, got \[1\] and None"),

@@ -77,7 +77,7 @@ def test_a_place_in_a_mesh_is_a_number_and_a_bool(dp_rank: Any, is_collect: Any)
     with pytest.raises(RegistrationError, match=f"'actor' of Worker, rank 0: .* got {dp_rank!r} and {is_collect!r}"):
         worker._register_dispatch_collect_info("actor", dp_rank, is_collect)
     worker._register_dispatch_collect_info("actor", 0, is_collect=True)
-    assert worker._query_dispatch_info("actor") == (0, True)
+    assert (worker._query_dispatch_info("actor"), worker._query_collect_info("actor")) == (0, True)
 
 
 # -- meeting others -----------------------------------------------------------------------------------------------------

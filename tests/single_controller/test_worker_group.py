@@ -78,7 +78,7 @@ class Probe(Worker):
         return batch
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def _query_dispatch_info(self, mesh_name: str) -> tuple[int, bool]:
+    def _query_mesh(self, mesh_name: str) -> tuple[int, bool]:
         self.queries += 1
         return self.rank, True
 

@@ -40,6 +40,7 @@ from podium.single_controller.runtime import CAPABILITIES, Capabilities
 from podium.single_controller.status import CallStatus, GroupStatus
 from podium.single_controller.traffic import Traffic, recorded_traffic
 from podium.single_controller.verl_names import (
+    DISPATCH_MODE_FN_REGISTRY,
     ClassWithInitArgs,
     RayClassWithInitArgs,
     RayWorkerGroup,
@@ -47,6 +48,7 @@ from podium.single_controller.verl_names import (
     create_colocated_worker_cls_fused,
     extract_pg_from_exist,
     initialize_global_process_group_ray,
+    parallel_put,
     sort_placement_group_by_node_ip,
 )
 from podium.single_controller.worker import Worker
@@ -54,6 +56,7 @@ from podium.single_controller.worker_group import WorkerGroup
 
 __all__ = [
     "CAPABILITIES",
+    "DISPATCH_MODE_FN_REGISTRY",
     "MAGIC_ATTR",
     "CallStatus",
     "Capabilities",
@@ -99,6 +102,7 @@ __all__ = [
     "initialize_global_process_group_ray",
     "make_nd_compute_dataproto_dispatch_fn",
     "merge_resource_pool",
+    "parallel_put",
     "recorded_traffic",
     "register",
     "register_dispatch_mode",

@@ -15,8 +15,11 @@ from typing import Any, ClassVar
 from podium.errors import DispatchError, RegistrationError
 from podium.single_controller.init import Init
 from podium.single_controller.modes import DirectMode
-from podium.single_controller.registration import registration_of
+from podium.single_controller.registration import MAGIC_ATTR, registration_of
 from podium.single_controller.worker import Worker
+
+IS_FLAT = "_podium_is_flat"
+"""The attribute of a method that stands for that of a role."""
 
 
 class ColocatedWorker(Worker):
@@ -97,7 +100,7 @@ def _inits(class_dict: Mapping[str, Init[Any] | type]) -> dict[str, Init[Any]]:
 
 
 def _class_of(inits: Mapping[str, Init[Any]]) -> type[ColocatedWorker]:
-    members = {"raw_cls_dict": inits, "__module__": __name__, **_direct_methods(inits)}
+    members = {"raw_cls_dict": inits, "__module__": __name__, **_flat_methods(inits), **_direct_methods(inits)}
     return type("FusedWorker_" + "_".join(inits), (ColocatedWorker,), members)
 
 
@@ -125,6 +128,29 @@ def _direct_methods(inits: Mapping[str, Init[Any]]) -> dict[str, Any]:
             owners[name] = role
             found[name] = _forward(role, name, member, is_async=registration.is_async)
     return found
+
+
+def _flat_methods(inits: Mapping[str, Init[Any]]) -> dict[str, Any]:
+    """`<role>_<method>` for every registered method, to be called on a worker's own handle as in verl.
+
+    A name that two roles could mean is left out, and so is one that every worker has itself. The group does not call these: it
+    knows methods by their role.
+    """
+    found: dict[str, Any] = {}
+    several: set[str] = set()
+    for role, init in inits.items():
+        for name in dir(init.cls):
+            member = inspect.getattr_static(init.cls, name)
+            registration = registration_of(member)
+            flat = f"{role}_{name}"
+            if registration is None or hasattr(ColocatedWorker, flat):
+                continue
+            if flat in found:
+                several.add(flat)
+            found[flat] = _forward(role, name, member, is_async=registration.is_async)
+            setattr(found[flat], MAGIC_ATTR, None)
+            setattr(found[flat], IS_FLAT, True)
+    return {name: method for name, method in found.items() if name not in several}
 
 
 def _check_direct(role: str, name: str, owners: Mapping[str, str]) -> None:

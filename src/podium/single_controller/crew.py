@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from podium.errors import ConfigError, UnsupportedByRuntime, check_kind
 from podium.single_controller.life import Life, State
@@ -33,8 +34,26 @@ DEFAULT_CALL_TIMEOUT_S = 3600.0
 """Every wait has a limit. An hour is longer than any step, so it ends hangs and nothing else."""
 
 
+class Keeper:
+    """Keeps the ranks alive. The crew has it, and so has every handle of a rank that the crew gave out."""
+
+
+class Address(NamedTuple):
+    """What a process needs to call ranks that another one started."""
+
+    runtime: str
+    worker_class: type
+    ranks: Any
+    """What only the runtime understands."""
+    options: dict[str, Any]
+    """Those of the crew's constructor."""
+
+
 class Crew:
     """Sends calls to ranks that one `GroupSpec` describes, and watches over them."""
+
+    _handles: list[Any] | None
+    """What `workers` gave out."""
 
     def __init__(
         self,
@@ -78,10 +97,44 @@ class Crew:
         ours = {"start_timeout_s": START_TIMEOUT_S, **options}
         timeout_s = checked_start_timeout(ours.pop("start_timeout_s"))
         spec = reached.attach(worker_class, name_prefix, worker_names, worker_handles, timeout_s)
-        crew = cls(spec, runtime, **ours)
+        return cls._on(reached, spec, runtime, ours)
+
+    def lent(self) -> Self:
+        """The same ranks for a receiver in this process, who does not own them: its `close()` only lets go of them."""
+        crew = copy.copy(self)  # with the keeper
+        crew._is_owner, crew._when_dropped = False, None
+        crew.life, crew._open_calls, crew._outbox = Life(), OpenCalls(), Outbox()
+        if self.life.state in (State.BROKEN, State.CLOSED):
+            crew.life.state, crew.life.reason = self.life.state, self.life.reason
+        return crew
+
+    def address(self) -> Address:
+        """What `reached` needs in another process. UnsupportedByRuntime where no other process can reach the ranks."""
+        self.life.check_open(f"pass group {self.name!r} on")
+        require(self.runtime_name, "own_processes", f"group that another process can call (group {self.name!r})")
+        options = {"slow_after_s": self._slow_after_s, "auto_padding": self.auto_padding, "call_timeout_s": self._call_timeout_s}
+        return Address(self.runtime_name, self.spec.worker_class, self.runtime.address(), options)
+
+    @classmethod
+    def reached(cls, address: Address) -> Self:
+        """The crew of ranks that another process has passed on: it does not own them."""
+        runtime = build_runtime(address.runtime)
+        return cls._on(runtime, runtime.reach(address.worker_class, address.ranks), address.runtime, address.options)
+
+    @classmethod
+    def _on(cls, reached: Runtime, spec: GroupSpec, runtime: str, options: Mapping[str, Any]) -> Self:
+        crew = cls(spec, runtime, **options)
         crew.runtime = reached
         crew._is_owner = False
         return crew
+
+    def workers(self) -> list[Any]:
+        """The ranks' handles, by rank. Of ranks that end with their crew, each handle keeps all of them alive."""
+        if self._keeper is None:
+            return list(self.runtime.workers())
+        if self._handles is None:
+            self._handles = list(self.runtime.workers(self._keeper))
+        return list(self._handles)
 
     @cached_property
     def flat_mesh(self) -> Mesh:
@@ -197,9 +250,12 @@ class Crew:
         self.runtime: Runtime = build_runtime(self.runtime_name)
         self._open_calls = OpenCalls()
         self._outbox = Outbox()
+        self._handles = None
+        self._keeper: Keeper | None = None
         self._when_dropped: weakref.finalize[..., Any] | None = None
         if CAPABILITIES[self.runtime_name].own_processes and not self.spec.detached:
-            self._when_dropped = weakref.finalize(self, _close_behind, self.runtime)
+            self._keeper = Keeper()  # nothing that the runtime holds leads to it: else it would never be collected
+            self._when_dropped = weakref.finalize(self._keeper, _close_behind, self.runtime)
             self._when_dropped.atexit = False  # with its driver a runtime ends by itself
 
     def _build(self) -> None:
@@ -213,6 +269,7 @@ class Crew:
         self.life.close(reason)
         self._outbox.drop_all(self.life.reason)
         self._open_calls.clear()
+        self._handles = None
         if self._when_dropped is not None:
             self._when_dropped.detach()
         if self._is_owner:
@@ -240,6 +297,6 @@ class Crew:
 
 
 def _close_behind(runtime: Runtime) -> None:
-    """End the ranks of a crew that nobody has any more and nobody closed."""
+    """End the ranks of a crew that was not closed, once no crew and no handle of them is left."""
     # The garbage collector may run anywhere, also where somebody holds a lock that closing needs.
     threading.Thread(target=runtime.close, name="podium-close", daemon=True).start()

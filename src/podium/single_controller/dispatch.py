@@ -289,10 +289,16 @@ def register_dispatch_mode(name: str, dispatch_fn: Callable[..., Any], collect_f
 
 def update_dispatch_mode(mode: DispatchMode, dispatch_fn: Callable[..., Any], collect_fn: Callable[[Any, Any], Any]) -> None:
     """Change what a mode does, from the next call on and for groups that exist already."""
+    if isinstance(mode, DispatchMode):
+        route_of(mode)
+    set_route(mode, dispatch_fn, collect_fn)
+
+
+def set_route(mode: DispatchMode, dispatch_fn: Callable[..., Any], collect_fn: Callable[[Any, Any], Any]) -> None:
+    """`update_dispatch_mode`, also of a mode that does nothing yet."""
     check_functions(dispatch_fn, collect_fn)
     if not isinstance(mode, DispatchMode):
         raise RegistrationError(f"the mode to update is a member of Dispatch, got {mode!r}")
-    route_of(mode)
     ROUTES[mode] = Route(mode, dispatch_fn, collect_fn, is_built_in=_BUILT_IN.get(mode) == (dispatch_fn, collect_fn))
 
 

@@ -8,7 +8,7 @@ from functools import partialmethod
 from typing import Any, cast
 
 from podium.errors import nearest
-from podium.single_controller.colocation import ColocatedWorker
+from podium.single_controller.colocation import IS_FLAT, ColocatedWorker
 from podium.single_controller.group_call import Method
 from podium.single_controller.modes import Dispatch, Execute
 from podium.single_controller.registration import Registration, registration_of
@@ -90,9 +90,13 @@ class Methods:
 
 
 def is_method(owner: type, name: str) -> bool:
-    """Whether the class has something of that name to be called, static and class methods included; runs no property."""
+    """Whether the class has something of that name to be called, static and class methods included; runs no property.
+
+    What only stands for a role's method does not count: that is found by its role.
+    """
     member = inspect.getattr_static(owner, name, None)
-    return callable(member) or isinstance(member, classmethod | staticmethod | partialmethod)
+    is_callable = callable(member) or isinstance(member, classmethod | staticmethod | partialmethod)
+    return is_callable and not hasattr(member, IS_FLAT)
 
 
 def _classes_by_role(worker_class: type) -> dict[str | None, type]:

@@ -106,6 +106,14 @@ class _Members(type):
         """The member of that name in any case, or None."""
         return cls._members.get(name.upper()) if isinstance(name, str) else None
 
+    def remove(cls, name: str) -> None:
+        """Take away a mode that `register_dispatch_mode` added. RegistrationError for a built-in one, and an unknown one."""
+        mode = cls.from_name(name)
+        if mode is None or not isinstance(mode, UserMode):
+            known = [member.name for member in cls if isinstance(member, UserMode)]
+            raise RegistrationError(f"only a mode that was added can be removed: {unknown_name('dispatch mode', name, known)}")
+        del cls._members[mode.name]
+
     def names(cls) -> list[str]:
         """The names of all members, built-in ones first."""
         return list(cls._members)

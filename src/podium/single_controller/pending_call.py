@@ -172,17 +172,18 @@ class PendingCall:
         try:
             self._let_peers_answer()
         finally:  # Ctrl-C ends the wait, and the peers all the same
-            silent, cause = self.silent_ranks, self._cause()
-            self._end_peers(silent, cause)
+            silent, failed = self.silent_ranks, self._first_to_fail()
+            cause = self._failures[failed].error
+            self._end_peers(silent, failed, cause)
         if self.life.state is State.CLOSED and isinstance(cause, WorkerLostError):
             return GroupClosedError(
                 f"method {self.method!r} of group {self.group!r} was running when that was {self.life.reason}"
             )
         lines = [] if broken_before is None else [f"the group was broken before this was read: {broken_before}"]
-        lines += self._lost_before(cause)
-        lines += [_one_line(failure.error) for failure in self._failures.values() if failure.error is not cause]
+        lines += self._lost_before(failed, cause)
+        lines += [_one_line(rank, failure.error) for rank, failure in self._failures.items() if rank != failed]
         lines += [f"rank {rank}: no answer within {PEER_GRACE_S:g} s, killed" for rank in silent]
-        return cause.explained(tuple(lines), self._last_words(cause))
+        return cause.explained(tuple(lines), self._last_words(failed))
 
     def _let_peers_answer(self) -> None:
         first = min(failure.arrived for failure in self._failures.values())
@@ -190,29 +191,28 @@ class PendingCall:
         while self._silent and (left := first + PEER_GRACE_S - time.monotonic()) > 0:
             self._take(left)
 
-    def _cause(self) -> WorkerError:
+    def _first_to_fail(self) -> int:
+        """The rank whose failure is most likely the cause of the others'."""
         first = min(failure.arrived for failure in self._failures.values())
-        in_time = [failure for failure in self._failures.values() if failure.arrived <= first + SETTLE_S]
-        return min(in_time, key=lambda failure: (_how_far_from_cause(failure.error), failure.arrived)).error
+        in_time = {rank: failure for rank, failure in self._failures.items() if failure.arrived <= first + SETTLE_S}
+        return min(in_time, key=lambda rank: (_how_far_from_cause(in_time[rank].error), in_time[rank].arrived))
 
-    def _end_peers(self, silent: tuple[int, ...], cause: WorkerError) -> None:
+    def _end_peers(self, silent: tuple[int, ...], failed: int, cause: WorkerError) -> None:
         if silent or any(isinstance(failure.error, WorkerLostError) for failure in self._failures.values()):
-            self.life.break_down(f"method {self.method!r} failed: {_one_line(cause)}")
+            self.life.break_down(f"method {self.method!r} failed: {_one_line(failed, cause)}")
         self.life.recover()
         self.runtime.kill(silent)
         self.open_calls.remove(self)
 
-    def _lost_before(self, cause: WorkerError) -> list[str]:
+    def _lost_before(self, rank: int, cause: WorkerError) -> list[str]:
         """Where a rank that died did so perhaps: in calls that it was sent before this one and did not answer either."""
-        rank = cause.origin.rank
         if not isinstance(cause, WorkerLostError):
             return []
         before = [call.method for call in self.open_calls.before(self) if call.has_lost(rank)]
         return [f"rank {rank} had not answered {method!r} either, which was sent before" for method in before]
 
-    def _last_words(self, cause: WorkerError) -> str:
+    def _last_words(self, rank: int) -> str:
         """What the rank wrote, and of a crashed process where it crashed."""
-        rank = cause.origin.rank
         testimony = self.runtime.testimony([rank]).get(rank)
         if testimony is None:
             return ""
@@ -245,5 +245,5 @@ def _how_far_from_cause(error: WorkerError) -> int:
     return 2 if error.cause_type in _LOST_PEER_TYPES or any(words in message for words in _LOST_PEER_WORDS) else 1
 
 
-def _one_line(error: WorkerError) -> str:
-    return f"rank {error.origin.rank}: {error.cause_type}: {error.cause_message.partition(chr(10))[0]}"
+def _one_line(rank: int, error: WorkerError) -> str:
+    return f"rank {rank}: {error.cause_type}: {error.cause_message.partition(chr(10))[0]}"

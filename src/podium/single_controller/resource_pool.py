@@ -16,10 +16,12 @@ from itertools import accumulate
 from types import NoneType
 from typing import Any, Generic, Self, TypeGuard, TypeVar
 
-from podium.errors import ResourceError, check_kind, unknown_name
+from podium.errors import ResourceError, UnsupportedByRuntime, check_kind, unknown_name
 
 AnyPool = TypeVar("AnyPool", bound="ResourcePool")
 Role = TypeVar("Role", bound=Hashable)
+PACKING = {"STRICT_PACK": True, "PACK": False}
+"""Ray's strategies for the ranks of an entry, and whether they share a node."""
 ACCELERATOR_TYPE = "the name of a resource, or None for any node"
 
 
@@ -147,6 +149,12 @@ class ResourcePool:
             )
         return self._on(self.bundles[start : start + count])
 
+    def on_device(self, device_name: str) -> Self:
+        """The same ranks, for "cpu" without GPUs, for "cuda" as the pool says. UnsupportedByRuntime for any other name."""
+        if device_name not in ("cuda", "cpu"):
+            raise UnsupportedByRuntime(f"device_name must be 'cuda' or 'cpu', got {device_name!r}: ranks run on no other devices")
+        return self if device_name == "cuda" else self._on(self.bundles, use_gpu=False)
+
     def _on(self, bundles: tuple[Bundle, ...], **changes: object) -> Self:
         """This pool with all its fields, on these bundles."""
         pool = copy.copy(self)
@@ -184,12 +192,22 @@ class RayResourcePool(ResourcePool):
             accelerator_type=accelerator_type,
         )
 
-    def get_placement_groups(self) -> list[Any]:
+    def get_placement_groups(self, strategy: str = "STRICT_PACK", *, device_name: str = "cuda") -> list[Any]:
         """Ray's placement groups of the pool, by node address. They are held until `close()`, group or no group.
 
-        ResourceError, with need and supply per node, where there is no room.
+        strategy: STRICT_PACK for the ranks of an entry on one node, PACK where they may be on several; ignored for a pool that
+        is held already. device_name: see `on_device`. ResourceError for any other strategy and, with need and supply per node,
+        where there is no room.
         """
-        groups: list[Any] = _ray_reservations().keep(self)
+        if strategy not in PACKING:
+            raise ResourceError(unknown_name("placement strategy", strategy, PACKING))
+        groups: list[Any] = _ray_reservations().keep(self.on_device(device_name), bin_pack=PACKING[strategy])
+        return groups
+
+    @property
+    def pgs(self) -> list[Any] | None:
+        """Ray's placement groups of the pool, by node address; None unless it is held."""
+        groups: list[Any] | None = _ray_reservations().held(self)
         return groups
 
     def close(self) -> None:
@@ -233,8 +251,9 @@ def merge_resource_pool(rp1: AnyPool, rp2: AnyPool) -> AnyPool:
 class ResourcePoolManager(Generic[Role]):
     """Named pools and the role that runs on each, such as global_pool, reward_pool, teacher_pool.
 
-    `resource_pool_spec` is pool name -> ranks per node, `mapping` is role -> pool name; roles are strings or an enum's
-    members. ResourceError where one of them is not such a table, and for a role mapped to a pool that is not in the spec.
+    `resource_pool_spec` is pool name -> ranks per node, `mapping` is role -> pool name, None for no roles; roles are strings or
+    an enum's members. ResourceError where one of them is not such a table, and for a role mapped to a pool that is not in the
+    spec.
 
     >>> manager = ResourcePoolManager({"global_pool": [2]}, {"actor": "global_pool", "critic": "global_pool"})
     >>> manager.get_resource_pool("actor") is manager.get_resource_pool("critic")
@@ -244,12 +263,13 @@ class ResourcePoolManager(Generic[Role]):
     def __init__(
         self,
         resource_pool_spec: Mapping[str, Sequence[int]],
-        mapping: Mapping[Role, str],
+        mapping: Mapping[Role, str] | None = None,
         max_colocate_count: int = 3,
         *,
         use_gpu: bool | None = True,
     ) -> None:
         _check_table("resource_pool_spec", resource_pool_spec, "pool name -> ranks per node, such as {'global_pool': [2]}")
+        mapping = {} if mapping is None else mapping
         _check_table("mapping", mapping, "role -> pool name, such as {'actor': 'global_pool'}")
         self.resource_pool_dict: dict[str, RayResourcePool] = {
             name: _named_pool(name, counts, max_colocate_count, use_gpu) for name, counts in resource_pool_spec.items()

@@ -5,14 +5,18 @@ What behaves differently, and why, is in `docs/coming-from-verl.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, ParamSpec, Self, TypeVar
 
-from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime
+from podium.errors import ConfigError, ResourceError
 from podium.single_controller.colocation import create_colocated_worker_cls
 from podium.single_controller.context import current_context
+from podium.single_controller.dispatch import ROUTES, get_predefined_dispatch_fn, set_route
 from podium.single_controller.init import Init, class_of
+from podium.single_controller.mesh import Mesh
+from podium.single_controller.modes import DispatchMode
 from podium.single_controller.placement import extract_groups
 from podium.single_controller.resource_pool import RayResourcePool, ResourcePool
 from podium.single_controller.worker import join_peers
@@ -77,14 +81,15 @@ class RayWorkerGroup(WorkerGroup[W]):
             self._attach(class_of(given), name_prefix, worker_names, worker_handles, options)
             return
         made = given if isinstance(given, Init) else Init(given)
-        _check_devices(resource_pool, use_gpu, device_name)
+        if use_gpu and resource_pool.use_gpu is False:
+            raise ConfigError("use_gpu=True, but the pool was made with use_gpu=False")
         if (master_addr is None) != (master_port is None):
             raise ConfigError(f"master_addr and master_port go together, got {master_addr!r} and {master_port!r}")
         if (profile_steps is None) != (worker_nsight_options is None):
             got = f"{profile_steps!r} and {worker_nsight_options!r}"
             raise ConfigError(f"profile_steps and worker_nsight_options go together, got {got}")
         super().__init__(
-            resource_pool,
+            resource_pool.on_device(device_name),
             made.with_options({"bin_pack": bin_pack, **_nsight(made, profile_steps, worker_nsight_options)}),
             runtime="ray",
             name_prefix=name_prefix,
@@ -93,6 +98,51 @@ class RayWorkerGroup(WorkerGroup[W]):
             master_port_range=_port_range(master_port, master_port_range),
             **options,
         )
+
+    @property
+    def _workers(self) -> list[Any]:
+        return list(self.workers)
+
+    @property
+    def _worker_names(self) -> list[str]:
+        return self.worker_names
+
+    @property
+    def _dispatch_info(self) -> dict[str, list[int]]:
+        """By the name of each mesh that a call has used: the dp_rank of every rank."""
+        return {name: list(mesh.dp_ranks) for name, mesh in self._known_meshes()}
+
+    @property
+    def _collect_info(self) -> dict[str, list[bool]]:
+        """By the name of each mesh that a call has used: whether each rank's result counts."""
+        return {name: list(mesh.collects) for name, mesh in self._known_meshes()}
+
+    def _known_meshes(self) -> list[tuple[str, Mesh]]:
+        return [(name, mesh) for (role, name), mesh in self.crew.meshes.items() if role == self._role and name is not None]
+
+    @property
+    def master_address(self) -> str:
+        """Where the ranks meet; asks rank 0."""
+        return str(self.execute_rank_zero_sync("get_master_addr_port")[0])
+
+    @property
+    def master_port(self) -> str:
+        return str(self.execute_rank_zero_sync("get_master_addr_port")[1])
+
+    @property
+    def wg_dict(self) -> dict[str, WorkerGroup[Any]] | None:
+        """The groups of the roles that `fuse` made attributes of this one; None before."""
+        return dict(self._fused) or None
+
+    @property
+    def sub_cls_name(self) -> str:
+        """The role of a group that `spawn` or `fuse` made; else empty."""
+        return self._role or ""
+
+    @property
+    def method_names(self) -> list[str]:
+        """The registered methods that the group can call."""
+        return [method.name for method in self._methods.own]
 
     @classmethod
     def from_detached(
@@ -115,6 +165,39 @@ class RayWorkerGroup(WorkerGroup[W]):
             runtime=runtime,
             **options,
         )
+
+
+class _ModeFunctions(MutableMapping[DispatchMode, dict[str, Callable[..., Any]]]):
+    """What each dispatch mode does, as verl's table of that name: a view, so that a change counts from the next call on."""
+
+    def __getitem__(self, mode: DispatchMode) -> dict[str, Callable[..., Any]]:
+        if mode not in ROUTES:
+            raise KeyError(mode)
+        return get_predefined_dispatch_fn(mode)
+
+    def __setitem__(self, mode: DispatchMode, functions: Mapping[str, Callable[..., Any]]) -> None:
+        set_route(mode, functions["dispatch_fn"], functions["collect_fn"])
+
+    def __delitem__(self, mode: DispatchMode) -> None:
+        del ROUTES[mode]
+
+    def __iter__(self) -> Iterator[DispatchMode]:
+        return iter(ROUTES)
+
+    def __len__(self) -> int:
+        return len(ROUTES)
+
+    def copy(self) -> dict[DispatchMode, dict[str, Callable[..., Any]]]:
+        return dict(self)
+
+
+DISPATCH_MODE_FN_REGISTRY = _ModeFunctions()
+
+
+def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> list[Any]:
+    """A reference in Ray's store for each value, in order, put there by `max_workers` threads; None: one per value, up to 16."""
+    with ThreadPoolExecutor(max_workers or min(len(data_list), 16) or 1) as threads:
+        return list(threads.map(import_module("ray").put, data_list))
 
 
 def sort_placement_group_by_node_ip(pgs: Sequence[Any]) -> list[Any]:
@@ -144,13 +227,6 @@ def initialize_global_process_group_ray(timeout_second: float | None = None, bac
 
 def _cluster() -> Any:
     return import_module("podium.single_controller.runtime.ray.cluster")
-
-
-def _check_devices(pool: ResourcePool, use_gpu: bool | None, device_name: str) -> None:
-    if device_name not in ("cuda", "cpu"):
-        raise UnsupportedByRuntime(f"device_name {device_name!r} is not known: runtime 'ray' places ranks on 'cuda' or 'cpu'")
-    if use_gpu and pool.use_gpu is False:
-        raise ConfigError("use_gpu=True, but the pool was made with use_gpu=False")
 
 
 def _port_range(port: int | None, port_range: Sequence[int] | None) -> tuple[int, int] | None:

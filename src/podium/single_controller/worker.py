@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, ClassVar, Self, SupportsIndex, TypeVar
 
 import torch.distributed as dist
@@ -45,8 +46,15 @@ class Worker:
             object.__setattr__(worker, name, value)  # a frozen class, or one with its own __setattr__, refuses assignments
         return worker
 
-    def __init__(self) -> None:
-        pass  # says that a worker takes no arguments unless its class does: object.__init__ would swallow any
+    def __init__(self, cuda_visible_devices: str | None = None) -> None:
+        """Takes no other arguments unless the class does.
+
+        cuda_visible_devices: what CUDA_VISIBLE_DEVICES becomes in the rank's process; None leaves it alone. UnsupportedByRuntime
+        where the ranks have no processes of their own.
+        """
+        if cuda_visible_devices is not None:
+            require(self._rank_context.runtime, "own_processes", "CUDA_VISIBLE_DEVICES for each rank")
+            os.environ["CUDA_VISIBLE_DEVICES"] = cuda_visible_devices
 
     # -- its place ----------------------------------------------------------------------------------------------------
 
@@ -66,6 +74,12 @@ class Worker:
     @property
     def local_world_size(self) -> int:
         return self._rank_context.local_world_size
+
+    # What code for verl reads. Unlike a property, a class may assign them, as verl's own does.
+    _rank = cached_property(lambda self: self.rank)
+    _world_size = cached_property(lambda self: self.world_size)
+    _local_rank = cached_property(lambda self: self.local_rank)
+    _local_world_size = cached_property(lambda self: self.local_world_size)
 
     def get_master_addr_port(self) -> tuple[str, str]:
         """Where the ranks meet, as (address, port). UnsupportedByRuntime where ranks do not run at the same time."""
@@ -144,7 +158,7 @@ class Worker:
         self._register_dispatch_collect_info(mesh_name, dispatch_dp_rank[source], collect_dp_rank[source])
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def _query_dispatch_info(self, mesh_name: str) -> tuple[int, bool]:
+    def _query_mesh(self, mesh_name: str) -> tuple[int, bool]:
         """This rank's (dp_rank, is_collect) in a mesh; the controller asks once and remembers."""
         if mesh_name not in self._meshes:
             raise DispatchError(
@@ -154,9 +168,19 @@ class Worker:
             )
         return self._meshes[mesh_name]
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_dispatch_info(self, mesh_name: str) -> int:
+        """This rank's dp_rank in a mesh; of a group, the list of them."""
+        return self._query_mesh(mesh_name)[0]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_collect_info(self, mesh_name: str) -> bool:
+        """`query_collect_info`; of a group, the list of them."""
+        return self.query_collect_info(mesh_name)
+
     def query_collect_info(self, mesh_name: str) -> bool:
         """Whether this rank's results count in a mesh."""
-        return self._query_dispatch_info(mesh_name)[1]
+        return self._query_mesh(mesh_name)[1]
 
     # -- functions that the driver brings along -----------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from podium.errors import DispatchError, RegistrationError, unknown_name
-from podium.single_controller.crew import Crew
+from podium.single_controller.crew import Address, Crew
 from podium.single_controller.futures import FutureList, GroupFuture
 from podium.single_controller.group_call import GroupCall, Invocation, group_call
 from podium.single_controller.init import Init, class_of
@@ -20,7 +20,7 @@ from podium.single_controller.status import GroupStatus
 from podium.single_controller.supervision import SLOW_AFTER_S
 
 W = TypeVar("W")
-MESH_QUERY = "_query_dispatch_info"
+MESH_QUERY = "_query_mesh"
 """The method of `Worker` that tells where a rank is in a mesh."""
 
 
@@ -29,7 +29,10 @@ class WorkerGroup(Generic[W]):
 
     `group.update(batch)` finds methods by name; `group.call.update(batch)` is the same, checked by type checkers. A group
     is ready, then perhaps broken (a rank died or had to be killed), then closed. Use it in a `with` block or `close()` it:
-    one that is only forgotten is closed when Python collects it, unless it is detached.
+    one that is only forgotten is closed when Python has collected it and every handle of its `workers`, unless it is detached.
+
+    A group may be an argument of a call, of a Ray task or of an actor: who receives it calls the same ranks and does not own
+    them. `close()` lets go of them there, and they live as long as the group that started them.
     """
 
     crew: Crew
@@ -70,7 +73,7 @@ class WorkerGroup(Generic[W]):
         master_addr, master_port_range: the address, and ports [low, high) one of which, the ranks meet at.
         """
         made = init if isinstance(init, Init) else Init(init)
-        methods = _methods_of(made.cls)
+        methods = _methods_of(made.cls, type(self))
         spec = GroupSpec(
             name=name or made.cls.__name__,
             worker_class=made.cls,
@@ -103,8 +106,9 @@ class WorkerGroup(Generic[W]):
     ) -> Self:
         """The group of ranks that another driver started with `detached=True`, by their prefix, names or handles.
 
-        options: call_timeout_s, slow_after_s and auto_padding of the constructor; start_timeout_s, how long the ranks may take
-        to say where they are, which they do between two calls of another driver.
+        Names and handles may be of several groups, or of some ranks of one: groups stand in the order given, the ranks of each
+        in their own order. options: call_timeout_s, slow_after_s and auto_padding of the constructor; start_timeout_s, how long
+        the ranks may take to say where they are, which they do between two calls of another driver.
         `close()` lets go of them; `end()` ends them and gives back what they held.
         """
         group = cls.__new__(cls)
@@ -121,7 +125,7 @@ class WorkerGroup(Generic[W]):
         runtime: str = "ray",
     ) -> None:
         crew = Crew.attached(worker_class, runtime, name_prefix, worker_names, worker_handles, options)
-        self._become(crew, worker_class, None, _methods_of(worker_class))
+        self._become(crew, worker_class, None, _methods_of(worker_class, type(self)))
 
     def _become(self, crew: Crew, worker_class: type, role: str | None, methods: Methods) -> None:
         self.crew = crew
@@ -155,8 +159,11 @@ class WorkerGroup(Generic[W]):
 
     @property
     def workers(self) -> Sequence[Any]:
-        """The ranks' own handles, in rank order: on Ray its actors, inline the workers themselves."""
-        return self.crew.runtime.workers()
+        """The ranks' own handles, in rank order: on Ray its actors, inline the workers themselves.
+
+        In this process each handle keeps the ranks alive, also when the group itself is forgotten.
+        """
+        return self.crew.workers()
 
     @property
     def worker_names(self) -> list[str]:
@@ -245,6 +252,23 @@ class WorkerGroup(Generic[W]):
         view._become(self.crew, methods.worker_class, role, methods)
         return view
 
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def __copy__(self) -> Self:
+        return self._same_on(self.crew)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self._same_on(self.crew.lent())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (type(self), self.crew.address(), self._role, tuple(self._fused))
+
+    def _same_on(self, crew: Crew) -> Self:
+        group = type(self).__new__(type(self))
+        group._become(crew, self._worker_class, self._role, self._methods)
+        group.fuse(self._fused)
+        return group
+
     # -- its life -----------------------------------------------------------------------------------------------------
 
     def status(self, *, stacks: bool = False) -> GroupStatus:
@@ -309,10 +333,18 @@ class _Calls:
         return self._group._call_named(name)
 
 
-def _methods_of(worker_class: type) -> Methods:
-    """The class's methods. RegistrationError where one has the name of something that every group has."""
+def _received(kind: type[WorkerGroup[Any]], address: Address, role: str | None, fused: Collection[str]) -> WorkerGroup[Any]:
+    """A group that another process has sent, here."""
+    group = kind.__new__(kind)
+    group._become(Crew.reached(address), address.worker_class, None, _methods_of(address.worker_class, kind))
+    group.fuse(fused)
+    return group if role is None else group._view(role)
+
+
+def _methods_of(worker_class: type, kind: type[WorkerGroup[Any]]) -> Methods:
+    """The class's methods. RegistrationError where one has the name of something that every group of that kind has."""
     methods = Methods.of(worker_class)
-    taken = {*dir(WorkerGroup), *WorkerGroup.__annotations__}
+    taken = {*dir(kind), *WorkerGroup.__annotations__}
     hidden = sorted({name for name in methods.registered_names if name in taken})
     if hidden:
         names = ", ".join(hidden)

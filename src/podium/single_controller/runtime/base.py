@@ -188,9 +188,20 @@ class Runtime(ABC):
     def close(self) -> None:
         """End every rank and let go of everything, harmless when repeated."""
 
-    def workers(self) -> Sequence[Any]:
-        """Handles of the ranks' workers, by rank, for a caller who talks to them without us."""
+    def workers(self, keeper: object = None) -> Sequence[Any]:
+        """Handles of the ranks' workers, by rank, for a caller who talks to them without us.
+
+        Where ranks are processes, each handle keeps `keeper` alive, if one is given; the runtime itself does not hold these.
+        """
         return ()
+
+    def address(self) -> Any:
+        """What another process gives to `reach`, of ranks that are processes."""
+        raise UnsupportedByRuntime("ranks of this runtime cannot be called by another process")
+
+    def reach(self, worker_class: type, address: Any) -> GroupSpec:
+        """Take over the ranks of an `address`, instead of `start`; does not wait for them."""
+        raise UnsupportedByRuntime("ranks of this runtime cannot be called by another process")
 
     def worker_names(self) -> list[str]:
         """The ranks' names in the cluster, by rank; none where ranks have no names."""
@@ -206,6 +217,8 @@ class Runtime(ABC):
     ) -> GroupSpec:
         """Take over ranks that another driver has started as detached ones, instead of `start`.
 
+        By names or handles, the ranks are those that are given: of one group or of several, all of them or some. Groups stand
+        in the order in which they are given, the ranks of each in their own order.
         `timeout_s` is how long they may take to answer.
         """
         raise UnsupportedByRuntime("this runtime has no groups that outlive their driver")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from podium.errors import DispatchError, UnsupportedByRuntime, WorkerError
+from podium.errors import DispatchError, GroupClosedError, UnsupportedByRuntime, WorkerError
 from podium.protocol.bodies import HeldBody
 from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import parted_result
@@ -58,7 +58,7 @@ class InlineRuntime(Runtime):
     def testimony(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Testimony]:
         return {}  # whatever a rank does, the driver does it: there is nothing to be seen from outside
 
-    def workers(self) -> Sequence[Any]:
+    def workers(self, keeper: object = None) -> Sequence[Any]:
         return [self._workers[rank] for rank in sorted(self._workers)]
 
     def kill(self, ranks: Iterable[int]) -> None:
@@ -69,8 +69,10 @@ class InlineRuntime(Runtime):
         self._workers.clear()
 
     def _call(self, rank: int, call: RankCall, reply: Reply) -> Outcome:
-        method = partial(call_method, self._workers[rank], call.role, call.method)
         name = called_as(call.role, call.method)
+        if rank not in self._workers:  # closed by the owner of the ranks, which the caller is not
+            raise GroupClosedError(f"rank {rank} cannot run {name!r}: it was ended")
+        method = partial(call_method, self._workers[rank], call.role, call.method)
         return self._run(self._contexts[rank], name, method, call, reply)
 
     def _construct(self, context: RankContext, spec: GroupSpec) -> Outcome:

@@ -69,13 +69,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """What a rank tells a driver that did not start it."""
+    """What a process that did not start a rank has to know of it."""
 
     context: RankContext
     place: Place
     name: str
-    """Its name in the cluster."""
-    placement_group: PlacementGroup | None
+    """Its name in the cluster, empty where it has none."""
+    placement_group: PlacementGroup | None = None
+    handle: Any = None
+    """Its actor."""
 
 
 def is_reference(value: object) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import ray
@@ -49,6 +50,7 @@ def whereabouts(actors: Sequence[Any], timeout_s: float) -> list[Whereabouts]:
         raise ResourceError(f"worker_handles are actors of a WorkerGroup, its `workers`, got {list(actors)}")
     try:
         found: list[Whereabouts] = ray.get([actor.podium_whereabouts.remote() for actor in actors], timeout=timeout_s)
+        return [replace(told, handle=actor) for told, actor in zip(found, actors, strict=True)]
     except GetTimeoutError as error:
         raise ResourceError(
             f"the group's ranks did not answer within {timeout_s:g} s: they work on another driver's call; wait until it is "
@@ -56,4 +58,32 @@ def whereabouts(actors: Sequence[Any], timeout_s: float) -> list[Whereabouts]:
         ) from error
     except RayError as error:
         raise ResourceError(f"the group has ranks that do not live: {error}") from error
-    return found
+
+
+def in_rank_order(ranks: Sequence[Whereabouts]) -> list[Whereabouts]:
+    """Groups in the order of their first rank here, the ranks of each in their own order.
+
+    ResourceError for a rank that is given twice.
+    """
+    by_group: dict[Hashable, dict[int, Whereabouts]] = {}
+    for rank in ranks:
+        group = by_group.setdefault(_group_of(rank), {})
+        if rank.context.rank in group:
+            raise ResourceError(f"rank {rank.context.rank} of group {rank.context.group!r} is given twice; give each rank once")
+        group[rank.context.rank] = rank
+    return [group[number] for group in by_group.values() for number in sorted(group)]
+
+
+def check_all_found(ranks: Sequence[Whereabouts]) -> None:
+    """ResourceError unless these are all the ranks of one group."""
+    first = ranks[0].context
+    numbers = [rank.context.rank for rank in ranks]
+    if numbers != list(range(first.world_size)) or len(set(map(_group_of, ranks))) > 1:
+        raise ResourceError(
+            f"group {first.group!r} has {first.world_size} ranks, found are {numbers}: to attach to some of its ranks, or to "
+            "those of several groups, give their worker_names or worker_handles"
+        )
+
+
+def _group_of(rank: Whereabouts) -> Hashable:
+    return rank.context.group, rank.context.master_addr, rank.context.master_port

@@ -122,10 +122,23 @@ def release(holder: Hashable) -> None:
     _remove(freed)
 
 
-def keep(pool: ResourcePool) -> list[PlacementGroup]:
+def keep(pool: ResourcePool, *, bin_pack: bool = True) -> list[PlacementGroup]:
     """Hold the pool until `drop`, group or no group, and give its placement groups, in the order of its ranks."""
     cluster.connect(pool.world_size)
-    hold(_Keeper(pool.bundles), "pool", pool, runs_ranks=False, wait=True)
+    hold(_Keeper(pool.bundles), "pool", pool, runs_ranks=False, bin_pack=bin_pack, wait=True)
+    return _groups(pool)
+
+
+def held(pool: ResourcePool) -> list[PlacementGroup] | None:
+    """The placement groups of a pool that is held, in the order of its ranks; None where it is not."""
+    if not ray.is_initialized():
+        return None
+    with _table:
+        holdings = [_holdings.get((cluster.session(), reservation)) for reservation in pool.reservations]
+    return None if any(holding is None or holding.placed is None for holding in holdings) else _groups(pool)
+
+
+def _groups(pool: ResourcePool) -> list[PlacementGroup]:
     placed = {reservation: _placed(reservation) for reservation in pool.reservations}
     order = order_of(pool)
     bundles = [pool.bundles[position] for position in order.positions]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -63,6 +64,7 @@ from podium.single_controller.runtime.ray.actor import (
     LOOPBACK,
     AsyncRankActor,
     Place,
+    Whereabouts,
     actor_class,
     entries_of,
     entry_name,
@@ -71,7 +73,7 @@ from podium.single_controller.runtime.ray.actor import (
     rank_environment,
     signatures_kept,
 )
-from podium.single_controller.runtime.ray.finding import named_actor, names_with, whereabouts
+from podium.single_controller.runtime.ray.finding import check_all_found, in_rank_order, named_actor, names_with, whereabouts
 from podium.single_controller.runtime.ray.looking import testimony_by_node
 from podium.single_controller.runtime.ray.message import folded
 from podium.single_controller.runtime.ray.order import OWNER, Lines
@@ -152,21 +154,34 @@ class RayRuntime(Runtime):
         timeout_s: float,
     ) -> GroupSpec:
         self._connect(1)
-        found = list(handles or map(named_actor, worker_names or names_with(name_prefix, worker_class)))
-        known = sorted(zip(whereabouts(found, timeout_s), found, strict=True), key=lambda entry: entry[0].context.rank)
-        self._contexts = [told.context for told, _ in known]
-        self._places = [told.place for told, _ in known]
-        ranks = [context.rank for context in self._contexts]
-        group, size = self._contexts[0].group, self._contexts[0].world_size
-        if ranks != list(range(size)) or len({context.master_port for context in self._contexts}) > 1:
-            raise ResourceError(f"group {group!r} has {size} ranks, found are {ranks}: give all of its workers, and no others")
-        self._actors = {context.rank: actor for context, (_, actor) in zip(self._contexts, known, strict=True)}
-        self._foreign = {told.placement_group for told, _ in known if told.placement_group is not None}
-        self._names = [told.name for told, _ in known]
+        given = list(handles or map(named_actor, worker_names or ()))
+        found = given or list(map(named_actor, names_with(name_prefix, worker_class)))
+        ranks = in_rank_order(whereabouts(found, timeout_s))
+        if not given:
+            check_all_found(ranks)
+        return replace(self._take_over(worker_class, ranks), name_prefix=name_prefix)
+
+    def address(self) -> list[Whereabouts]:
+        names = self._names or [""] * len(self._contexts)
+        ranks = zip(self._contexts, self._places, names, strict=True)
+        return [Whereabouts(*rank, handle=self._actors[number]) for number, rank in enumerate(ranks)]
+
+    def reach(self, worker_class: type, address: list[Whereabouts]) -> GroupSpec:
+        self._connect(1)
+        return self._take_over(worker_class, address)
+
+    def _take_over(self, worker_class: type, ranks: Sequence[Whereabouts]) -> GroupSpec:
+        """Call these ranks, numbered as they come."""
+        self._contexts = [rank.context for rank in ranks]
+        self._places = [rank.place for rank in ranks]
+        self._actors = {number: rank.handle for number, rank in enumerate(ranks)}
+        self._foreign = {rank.placement_group for rank in ranks if rank.placement_group is not None}
+        self._names = [rank.name for rank in ranks if rank.name]
         entries = self._has_entry = entries_of(worker_class)
         self._lines = Lines(secrets.token_hex(8)) if is_asynchronous(worker_class, entries) else None
-        sizes = [context.local_world_size for context in self._contexts if context.local_rank == 0]
-        return GroupSpec(group, worker_class, (), {}, ResourcePool(sizes), name_prefix=name_prefix, detached=True)
+        name = "+".join(dict.fromkeys(context.group for context in self._contexts))
+        on_nodes = Counter(place.node_id for place in self._places)
+        return GroupSpec(name, worker_class, (), {}, ResourcePool(list(on_nodes.values())), detached=True)
 
     def kill(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
@@ -185,8 +200,9 @@ class RayRuntime(Runtime):
             reservations.remove_if_unused(self._foreign)
         self._foreign = set()
 
-    def workers(self) -> Sequence[Any]:
-        return [self._actors[rank] for rank in sorted(self._actors)]
+    def workers(self, keeper: object = None) -> Sequence[Any]:
+        actors = [self._actors[rank] for rank in sorted(self._actors)]
+        return actors if keeper is None else [_kept(actor, keeper) for actor in actors]
 
     def worker_names(self) -> list[str]:
         return list(self._names)
@@ -344,6 +360,13 @@ class RayRuntime(Runtime):
             message = f"the rank's process died; {known or 'Ray does not report the exit code'}"
             return self._lost(rank, ticket, message, str(error))
         return WorkerError(origin, cause_type=type(error).__name__, cause_message=str(error), remote_traceback="")
+
+
+def _kept(actor: Any, keeper: object) -> Any:
+    """Another handle of the actor, which has the keeper. It stays behind where Ray sends the handle to another process."""
+    handle = copy.copy(actor)
+    handle._podium_keeper = keeper
+    return handle
 
 
 def _unpacked(ticket: RayTicket, value: Any) -> Any:
