@@ -293,7 +293,6 @@ def test_what_cannot_be_a_role_is_an_unknown_one(role: Any):
         ({"a": "2"}, {}, "resource pool 'a': process_on_nodes .*, got '2';"),
         ({1: [2]}, {}, "a resource pool is named by a string, got 1"),
         ({"a": [2]}, ["a"], r"mapping is a dict of role -> pool name, .*, got \['a'\]"),
-        ({"a": [2]}, None, "mapping is a dict .*, got None"),
         ({"a": [2]}, {"actor": 3}, "role 'actor': unknown resource pool '3'. Known: a"),
         ({"a": [2]}, {"actor": ["a"]}, r"role 'actor': unknown resource pool .*\. Known: a"),
         ({"a": [2]}, {3: "b"}, "role '3': unknown resource pool 'b'. Known: a"),

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
-from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime
+from podium.errors import ConfigError, RegistrationError, ResourceError, UnsupportedByRuntime
 from podium.protocol import DataProto
 from podium.single_controller import (
+    DISPATCH_MODE_FN_REGISTRY,
     ClassWithInitArgs,
     Dispatch,
     Init,
@@ -25,8 +26,10 @@ from podium.single_controller import (
     Worker,
     WorkerGroup,
     extract_pg_from_exist,
+    get_predefined_dispatch_fn,
     initialize_global_process_group_ray,
     register,
+    register_dispatch_mode,
 )
 from podium.single_controller.runtime.base import GroupSpec
 
@@ -199,6 +202,36 @@ def test_a_part_of_a_pool_is_a_pool():
     assert SubRayResourcePool is RayResourcePool
     with pytest.raises(ResourceError, match="no pool 'other'; there are: mine"):
         extract_pg_from_exist({"mine": pool()}, ["mine", "other"], pool())
+
+
+def test_the_table_of_dispatch_modes_is_read_and_written_like_verls():
+    before = DISPATCH_MODE_FN_REGISTRY.copy()
+    assert before[Dispatch.ONE_TO_ALL] == get_predefined_dispatch_fn(Dispatch.ONE_TO_ALL)
+    functions = {"dispatch_fn": lambda group, *args: (args, {}), "collect_fn": lambda group, outputs: outputs}
+    mode = register_dispatch_mode("OF_THE_TEST", **functions)
+    try:
+        assert DISPATCH_MODE_FN_REGISTRY[mode] == functions
+        DISPATCH_MODE_FN_REGISTRY[mode] = before[Dispatch.ALL_TO_ALL]
+        assert get_predefined_dispatch_fn(mode) == before[Dispatch.ALL_TO_ALL]
+    finally:
+        Dispatch.remove("OF_THE_TEST")
+        del DISPATCH_MODE_FN_REGISTRY[mode]
+    assert DISPATCH_MODE_FN_REGISTRY.copy() == before
+    assert "OF_THE_TEST" not in Dispatch
+    with pytest.raises(RegistrationError, match="only a mode that was added can be removed"):
+        Dispatch.remove("ONE_TO_ALL")
+
+
+def test_a_manager_of_pools_needs_no_roles():
+    assert ResourcePoolManager({"pool": [2]}, mapping=None).mapping == {}
+
+
+def test_on_cpus_a_pool_asks_for_no_gpus_and_keeps_its_devices():
+    made = RayResourcePool([2])
+    assert (made.on_device("cuda") is made, made.on_device("cpu").use_gpu) == (True, False)
+    assert made.on_device("cpu").reservations == made.reservations
+    with pytest.raises(ResourceError, match="unknown placement strategy 'SPREAD'"):
+        made.get_placement_groups(strategy="SPREAD")
 
 
 def test_a_managers_pools_are_keys_of_a_dict():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -10,9 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from podium.errors import ConfigError, RegistrationError
+from podium.errors import ConfigError, RegistrationError, UnsupportedByRuntime
 from podium.single_controller import (
     Dispatch,
+    Init,
     ResourcePool,
     Worker,
     WorkerGroup,
@@ -20,7 +22,7 @@ from podium.single_controller import (
     initialize_global_process_group_ray,
     register,
 )
-from podium.single_controller.context import RankContext
+from podium.single_controller.context import RankContext, running_as
 from podium.single_controller.worker import join_peers
 
 
@@ -63,6 +65,37 @@ def test_a_class_that_refuses_assignments_is_a_worker_like_any_other(cls: type[P
         assert group.call.place() == [(1, 0, []), (1, 1, [])]
     with WorkerGroup(ResourcePool([2]), create_colocated_worker_cls({"first": cls, "second": cls})) as both:
         assert both.spawn()["second"].place() == [(1, 0, ["first", "second"]), (1, 1, ["first", "second"])]
+
+
+class OldStyle(Worker):
+    """Reads and assigns what verl's base class keeps in attributes."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._local_rank = 7
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def attributes(self) -> tuple[int, int, int, int]:
+        return self._rank, self._world_size, self._local_rank, self._local_world_size
+
+
+def test_a_workers_place_is_there_under_verls_names_which_a_class_may_assign():
+    with WorkerGroup(ResourcePool([2]), OldStyle) as group:
+        assert group.call.attributes() == [(0, 2, 7, 2), (1, 2, 7, 2)]
+
+
+def test_visible_devices_are_set_only_where_ranks_have_processes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with WorkerGroup(ResourcePool([1]), Init(Worker, None)):
+        pass
+    with pytest.raises(UnsupportedByRuntime, match="runtime 'inline' has no CUDA_VISIBLE_DEVICES for each rank"):
+        WorkerGroup(ResourcePool([1]), Init(Worker, "0"))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+    with running_as(RankContext(runtime="ray")):
+        Worker("0,1")
+        with pytest.raises(ConfigError, match="cuda_visible_devices is text like '0,1', or None, got 3"):
+            Worker(3)  # type: ignore[arg-type]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 @pytest.mark.parametrize("name", [None, 3, "", ["actor"]])

@@ -485,7 +485,7 @@ def test_a_closed_group_says_so():
     [
         (lambda: Init(Probe, scael=2), TypeError, r"Probe\(\): got an unexpected keyword argument 'scael'"),
         (lambda: Init(cast(Any, len)), TypeError, "a group is made of a class, got <built-in"),
-        (lambda: Init(Inner, 3), TypeError, r"Inner\(\): too many positional"),
+        (lambda: Init(Inner, None, 3), TypeError, r"Inner\(\): too many positional"),
         (lambda: WorkerGroup(ResourcePool([1]), Probe, runtime="rai"), ConfigError, "did you mean 'ray'"),
         (lambda: WorkerGroup(ResourcePool([1]), Probe, threads_per_rank=-1), ResourceError, "threads_per_rank"),
         (lambda: WorkerGroup(cast(Any, 2), Probe), ConfigError, "the pool of a group is a ResourcePool, got 2"),

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it without saying so
 from torch.distributed.constants import default_pg_timeout
 
-from podium.errors import ConfigError, DispatchError, RegistrationError, nearest, unknown_name
+from podium.errors import ConfigError, DispatchError, RegistrationError, check_kind, nearest, unknown_name
 from podium.single_controller.context import RankContext, current_context
 from podium.single_controller.devices import collective_backend, own_device, use_device
 from podium.single_controller.modes import Dispatch, Execute, check_mesh_name
@@ -53,6 +53,7 @@ class Worker:
         where the ranks have no processes of their own.
         """
         if cuda_visible_devices is not None:
+            check_kind("cuda_visible_devices", cuda_visible_devices, str, "text like '0,1', or None")
             require(self._rank_context.runtime, "own_processes", "CUDA_VISIBLE_DEVICES for each rank")
             os.environ["CUDA_VISIBLE_DEVICES"] = cuda_visible_devices
 

@@ -147,7 +147,7 @@ def _small_rows(value: object) -> bytes | None:
     To look these up costs a rank, whose caches are cold, as much as the rows do.
     """
     is_argument = _is_one_argument(value)
-    rows = value[0][0] if is_argument else value  # type: ignore[index]
+    rows: Any = value[0][0] if is_argument else value  # type: ignore[index]
     is_tensordict = _is_tensordict(rows)
     if is_tensordict:
         try:
