@@ -30,7 +30,8 @@ SURFACE = {
         get_visible_devices_keyword pick_device set_numa_affinity
     """,
     "podium.models": """
-        BUILT_IN check_model_path eos_token_ids load_model load_model_config load_tokenizer model_folder save_model
+        BUILT_IN RowLimit check_model_path eos_token_ids fetch_model load_model load_model_config load_tokenizer local_folder
+        model_folder row_limit save_model
     """,
     "podium.observability": """
         DRIVER_MB Last METRICS_FILE Max Mean Metric Metrics Min Progress RESPONSE_LENGTH REWARD Recorder SAMPLES_FILE Sample

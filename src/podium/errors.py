@@ -75,6 +75,18 @@ class ResourceError(PodiumError, RuntimeError):
     """A resource pool asks for more than there is."""
 
 
+class NoRoomError(ResourceError):
+    """The nodes cannot hold the ranks. The message is in the words of a pool; the attributes are for a caller's own words."""
+
+    def __init__(
+        self, message: str, *, need: str, table: str, free: tuple[int, ...], total: tuple[int, ...], scarce: tuple[str, ...]
+    ) -> None:
+        """need: what each rank takes. table: the nodes, and who holds what. free, total: how many ranks each node can hold now,
+        and with nothing held. scarce: the resources that would not suffice even alone."""
+        super().__init__(message)
+        self.need, self.table, self.free, self.total, self.scarce = need, table, free, total, scarce
+
+
 class GroupClosedError(PodiumError, RuntimeError):
     """A call on a worker group that was closed or is broken."""
 

@@ -32,7 +32,7 @@ from podium.observability import Progress
 from podium.protocol.jagged import lengths_of
 from podium.single_controller import WorkerGroup
 from podium.tasks import Problem, Scorer, Task, build_task
-from podium.trainers import PPOTrainer, RunDirectory, Session, SFTTrainer, launch, preflight
+from podium.trainers import PPOTrainer, RunDirectory, Session, SFTTrainer, launch, placing, preflight
 from podium.workers import DistProfiler
 from tests.tasks.builders import Rows
 
@@ -213,11 +213,11 @@ def group(config: RunConfig) -> Shown:
             super().__init__(*args, **kwargs)
 
     def spied_group(pool: Any, init: object, **kwargs: Any) -> WorkerGroup[Any]:
-        shown.update(kwargs, ranks=pool.world_size)
+        shown.update(kwargs, ranks=pool.world_size, on_nodes=pool.process_on_nodes, use_gpu=pool.use_gpu)
         raise SeenError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "WorkerGroup", spied_group)
+        patch.setattr(placing, "WorkerGroup", spied_group)
         patch.setattr(launch, "Session", SpiedSession)
         run(config)
     return shown

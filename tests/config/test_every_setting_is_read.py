@@ -97,6 +97,12 @@ CASES: dict[str, Case] = {
     "seed": Case("7", policy, {"prompts": DIFFERS, "weights": DIFFERS, "seed": 7}),
     "runtime": Case("ray", group, {"runtime": "ray"}),
     "num_workers": Case("3", group, {"ranks": 3, "runtime": "ray", "session.num_ranks": 3}),
+    "nodes": Case("2", group, {"on_nodes": (2, 2)}, ("num_workers=4",)),
+    "use_gpu": Case("false", group, {"use_gpu": False}),
+    "start_timeout_s": Case("600", group, {"start_timeout_s": 600.0}, ("runtime=ray",)),
+    "worker_env": Case(
+        "{NCCL_DEBUG: INFO, LEVEL: 1}", group, {"worker_env": {"NCCL_DEBUG": "INFO", "LEVEL": "1"}}, ("runtime=ray",)
+    ),
     "threads_per_rank": Case("2", group, {"threads_per_rank": 2}),
     "call_timeout_s": Case("60", group, {"call_timeout_s": 60.0}, ("runtime=ray",)),
     # model

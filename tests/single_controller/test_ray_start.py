@@ -18,9 +18,9 @@ import ray
 import torch
 import torch.distributed as dist
 
+from podium.cores import cgroup_parents, core_limit, num_cores, quota_cores
 from podium.errors import ConfigError, ResourceError
 from podium.single_controller import Dispatch, Init, ResourcePool, Worker, WorkerGroup, register
-from podium.single_controller.runtime.cores import cgroup_parents, core_limit, num_cores, quota_cores
 from podium.single_controller.runtime.ray import cluster, looking
 
 JOINS = """
@@ -281,7 +281,7 @@ def test_a_quota_counts_for_the_groups_below():
 
 
 def test_the_lower_of_mask_and_quota_is_the_number_of_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("podium.single_controller.runtime.cores.CGROUP", tmp_path)
+    monkeypatch.setattr("podium.cores.CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert core_limit() == (8, "the affinity mask")
     (tmp_path / "cpu.max").write_text("300000 100000\n")

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from podium.cores import num_cores
 from podium.errors import (
     ConfigError,
     DispatchError,
@@ -36,7 +37,6 @@ from podium.single_controller import (
 from podium.single_controller.futures import Settling
 from podium.single_controller.group_call import MOST_SHAPES
 from podium.single_controller.runtime.base import RUNTIMES, GroupSpec
-from podium.single_controller.runtime.cores import num_cores
 
 
 class Inner(Worker):
@@ -514,6 +514,7 @@ def test_the_last_port_is_one():
 
 def test_the_limit_of_the_start_is_a_setting():
     assert group().crew.spec.start_timeout_s == 120.0
+    assert WorkerGroup(ResourcePool([200]), Probe).crew.spec.start_timeout_s == 200.0
     assert WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=600.0).crew.spec.start_timeout_s == 600.0
     with pytest.raises(ConfigError, match="start_timeout_s is more than 0 seconds, got 0"):
         WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=0)

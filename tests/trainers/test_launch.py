@@ -14,8 +14,8 @@ from podium.config import ModelConfig, to_yaml
 from podium.errors import ConfigError, MissingExtraError
 from podium.models import load_model, save_model
 from podium.observability import Progress
-from podium.single_controller import Init
-from podium.trainers import RunDirectory, launch, preflight
+from podium.single_controller import Init, ResourcePool
+from podium.trainers import RunDirectory, launch, placing, preflight
 from podium.trainers.preflight import prepare
 from podium.trainers.threads import threads_line
 from tests.trainers.builders import small_config
@@ -30,11 +30,11 @@ def groups(monkeypatch):
     """(spec, keyword arguments) of every group that would have been started."""
     seen: list[tuple[Any, dict[str, Any]]] = []
 
-    def recorded(pool: object, init: Init[Any], **kwargs: Any) -> None:
-        seen.append((init.args[0], kwargs))
+    def recorded(pool: ResourcePool, init: Init[Any], **kwargs: Any) -> None:
+        seen.append((init.args[0], {"pool": pool, **kwargs}))
         raise NotStartedError
 
-    monkeypatch.setattr(launch, "WorkerGroup", recorded)
+    monkeypatch.setattr(placing, "WorkerGroup", recorded)
     return seen
 
 

@@ -33,6 +33,7 @@ def explain(config: RunConfig) -> list[str]:
     prompts = trainer.total_steps * trainer.prompts_per_step
     lines = [
         f"{config.num_workers} worker(s) on runtime {config.runtime_name}, {_threads(config)}",
+        *_placement(config),
         f"{trainer.prompts_per_step} prompts x {sampling.n} samples = {rows_per_step(config)} rows per step",
         f"{trainer.prompts_per_step} prompts / {config.mini_batch_prompts} prompts per mini-batch x {actor.epochs} epoch(s) = "
         f"{steps_each} optimizer steps per step",
@@ -51,11 +52,19 @@ def explain(config: RunConfig) -> list[str]:
     return lines
 
 
+def _placement(config: RunConfig) -> list[str]:
+    """Where the ranks go; which nodes there are, is known when the run starts."""
+    if config.runtime_name == "inline":
+        return []
+    gpus = {None: "a GPU each, if the cluster has any", True: "a GPU each", False: "no GPU"}[config.use_gpu]
+    return [f"{config.num_workers} ranks / {config.nodes} node(s) = {config.ranks_per_node} ranks on each node, {gpus}"]
+
+
 def _threads(config: RunConfig) -> str:
     """Which threads a rank gets; how large the model is, is not known without reading its config."""
     if config.threads_per_rank:
         return f"{config.threads_per_rank} torch thread(s) each"
-    return "torch threads: cores / ranks, or 1 each for a model below 5 M parameters (threads_per_rank=0)"
+    return "torch threads: cores of a node / its ranks, or 1 each for a model below 5 M parameters (threads_per_rank=0)"
 
 
 def _epochs(config: RunConfig, prompts: int) -> str:
@@ -76,6 +85,26 @@ def _terms(config: RunConfig) -> list[str]:
     if actor.drop_zero_advantage and (actor.use_kl_loss or actor.entropy_coeff):
         lines.append("rows of zero advantage are computed in spite of actor.drop_zero_advantage: KL or entropy concern them")
     return lines
+
+
+def _unfit_ranks(config: RunConfig) -> list[str]:
+    """Why the ranks cannot be placed, or started, as asked for."""
+    reasons = []
+    if config.num_workers % config.nodes:
+        lower = config.num_workers - config.num_workers % config.nodes
+        reasons.append(
+            f"num_workers must be a multiple of nodes: {config.num_workers} / {config.nodes} leaves "
+            f"{config.num_workers % config.nodes} ranks over; use num_workers={lower or config.nodes}"
+        )
+    if config.num_workers > 1 and config.runtime_name == "inline":
+        reasons.append(f"runtime=inline has one process, num_workers={config.num_workers} needs collectives: use runtime=ray")
+    if config.worker_env and config.runtime_name == "inline":
+        names = ", ".join(config.worker_env)
+        reasons.append(
+            f"worker_env ({names}) needs processes of the ranks' own, and runtime=inline runs the rank in the driver's: use "
+            "runtime=ray, or set the variables in the shell that starts podium"
+        )
+    return reasons
 
 
 def _unfit_terms(config: RunConfig) -> list[str]:
@@ -110,7 +139,7 @@ def _without_effect(config: RunConfig) -> list[str]:
         ("algorithm", algorithm, ("kl_coef", "kl_penalty"), algorithm.use_kl_in_reward, kl_reward),
         ("reward", reward, ("failure_value",), reward.on_failure == "value", "reward.on_failure=value"),
         ("profiler", config.profiler, profiler, config.profiler.tool != "none", "a profiler.tool"),
-        ("", config, ("call_timeout_s",), config.runtime_name == "ray", "runtime=ray"),
+        ("", config, ("nodes", "call_timeout_s", "start_timeout_s"), config.runtime_name == "ray", "runtime=ray"),
     ]
     reasons = []
     for section, settings, fields, is_on, switch in switches:
@@ -190,8 +219,7 @@ def check(config: RunConfig, *, is_trained: bool = True) -> None:
         )
     if sampling.temperature == 0:
         reasons.append("rollout.sampling.temperature is 0: greedy samples of a prompt are all equal and teach nothing; use 1.0")
-    if config.num_workers > 1 and config.runtime_name == "inline":
-        reasons.append(f"runtime=inline has one process, num_workers={config.num_workers} needs collectives: use runtime=ray")
+    reasons += _unfit_ranks(config)
     reasons += _unfit_terms(config) + _unfit_profile(config) + _without_effect(config)
     reasons += _unfit_dtype(config) if is_trained else []
     if reasons:

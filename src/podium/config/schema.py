@@ -68,6 +68,13 @@ def _written_infinity(value: float) -> float | str:
     return "inf" if value == math.inf else value
 
 
+def _texts(value: Any) -> Any:
+    """Whole numbers, as YAML reads `1`, are meant as text."""
+    if not isinstance(value, dict):
+        return value
+    return {name: str(item) if type(item) is int else item for name, item in value.items()}
+
+
 def _checked_pattern(pattern: str) -> str:
     try:
         groups = re.compile(pattern).groups
@@ -179,8 +186,9 @@ class RewardConfig(Settings):
     """Your function, as `path/to/file.py:function` or `package.module.function`; verl's signature, see docs/tasks.md."""
     kwargs: dict[str, Json] = {}
     """Further keyword arguments of the function."""
-    num_workers: Positive = 2
-    """Processes that score at the same time, each one response at a time."""
+    num_workers: Positive | None = None
+    """Processes on the driver's machine that score at the same time, each one response at a time; null: as many as it has cores,
+    at least 2 and at most 32."""
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     """Most seconds for one response; a process that takes longer is killed and replaced, and the response counts as failed."""
     max_retries: Annotated[int, Field(ge=0)] = 0
@@ -399,10 +407,19 @@ class RunConfig(Settings):
     runtime: Literal["auto", "inline", "ray"] = "auto"
     """Where workers live: in this process, or as Ray actors; `auto` is inline for one worker and ray for more."""
     num_workers: Positive = 1
-    """Ranks."""
+    """Ranks, on all nodes together."""
+    nodes: Positive = 1
+    """Machines of the Ray cluster that the ranks are spread over, `num_workers / nodes` on each; see docs/clusters.md."""
+    use_gpu: bool | None = None
+    """Whether each rank takes a GPU of its own; null: wherever there are any."""
+    start_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Most seconds until the ranks have their places and processes, before they load models; null: 120, or one for each rank
+    where that is more. On ray; inline starts nothing."""
+    worker_env: Annotated[dict[str, str], BeforeValidator(_texts)] = {}
+    """Environment variables of the ranks' processes, e.g. `{NCCL_DEBUG: INFO}`. On ray; inline has the driver's own process."""
     threads_per_rank: Annotated[int, Field(ge=0, le=1024)] = 0
     """torch threads of each rank; 0 is 1 for a model below 5 M parameters, whose threads would mostly wait for each other where
-    other programs use the cores too, and else the machine's cores divided by the ranks on it."""
+    other programs use the cores too, and else the cores of the rank's node divided by the ranks there."""
     call_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600.0
     """Most seconds of any single call of the workers (a step's rollout, its updates, a checkpoint, an evaluation), and of
     building them; a call that takes longer ends the run. On ray; inline knows no limit."""
@@ -433,6 +450,11 @@ class RunConfig(Settings):
     def runtime_name(self) -> str:
         """`runtime` with `auto` resolved."""
         return self.runtime if self.runtime != "auto" else ("inline" if self.num_workers == 1 else "ray")
+
+    @property
+    def ranks_per_node(self) -> int:
+        """`num_workers / nodes`, which `check` demands to be whole."""
+        return self.num_workers // self.nodes
 
     @property
     def mini_batch_prompts(self) -> int:

@@ -9,16 +9,18 @@ from podium.models.loading import (
     load_tokenizer,
     save_model,
 )
-from podium.models.sources import check_model_path, model_folder
+from podium.models.sources import check_model_path, fetch_model, local_folder, model_folder
 
 __all__ = [
     "BUILT_IN",
     "RowLimit",
     "check_model_path",
     "eos_token_ids",
+    "fetch_model",
     "load_model",
     "load_model_config",
     "load_tokenizer",
+    "local_folder",
     "model_folder",
     "row_limit",
     "save_model",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from transformers.utils import logging as hf_logging
 from podium.config import ModelConfig
 from podium.errors import ConfigError, nearest
 from podium.models.char_llama import char_llama_config, char_tokenizer
+from podium.models.hub import is_cached
 
 T = TypeVar("T")
 
@@ -48,8 +50,8 @@ def load_model(config: ModelConfig, *, seed: int) -> PreTrainedModel:
                 config.path,
                 config=model_config,
                 dtype=dtype,
-                trust_remote_code=config.trust_remote_code,
                 output_loading_info=True,
+                **_how(config),
             )
         except (OSError, RuntimeError, ValueError, SafetensorError) as exc:
             raise ConfigError(f"model.path: the weights at {config.path} cannot be loaded: {exc}") from exc
@@ -86,9 +88,7 @@ def load_model_config(config: ModelConfig) -> PreTrainedConfig:
     model."""
     if config.path in BUILT_IN:
         return _overridden(BUILT_IN[config.path][0](), config)
-    found: PreTrainedConfig = _found(
-        config, lambda: AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
-    )
+    found: PreTrainedConfig = _found(config, lambda: AutoConfig.from_pretrained(config.path, **_how(config)))
     _check_not_quantised(found, config.path)
     return _overridden(found, config)
 
@@ -123,9 +123,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The model's tokenizer. ConfigError when there is none, or when it has no end-of-sequence token."""
     if config.path in BUILT_IN:
         return BUILT_IN[config.path][1]()
-    tokenizer: PreTrainedTokenizerBase = _found(
-        config, lambda: AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
-    )
+    tokenizer: PreTrainedTokenizerBase = _found(config, lambda: AutoTokenizer.from_pretrained(config.path, **_how(config)))
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"the tokenizer of {config.path} has no end-of-sequence token; set eos_token in its tokenizer_config.json"
@@ -151,6 +149,15 @@ def _no_progress_bars() -> Iterator[None]:
     finally:
         if had_bars:
             hf_logging.enable_progress_bar()
+
+
+def _how(config: ModelConfig) -> dict[str, bool]:
+    """Arguments for transformers: what is whole in the cache is read there, and the hub is not asked.
+
+    Not of a model with code of its own, whose files only transformers knows.
+    """
+    may_be_hub_id = not config.trust_remote_code and not Path(config.path).expanduser().is_dir()
+    return {"trust_remote_code": config.trust_remote_code, "local_files_only": may_be_hub_id and is_cached(config.path)}
 
 
 def _found(config: ModelConfig, load: Callable[[], T]) -> T:

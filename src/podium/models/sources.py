@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 
 from podium.config import ModelConfig
 from podium.errors import ConfigError, nearest
-from podium.models.loading import BUILT_IN, quantised
+from podium.models.hub import INDEX, WEIGHTS, fetch_weights
+from podium.models.loading import BUILT_IN, load_model_config, load_tokenizer, quantised
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB_TIMEOUT_S = 5.0
 """How long the hub has to answer; left to itself, transformers tries six times over half a minute."""
 WEIGHT_DTYPES = ("F16", "BF16", "F32", "F64")
@@ -49,11 +49,32 @@ def check_model_path(config: ModelConfig) -> None:
 
 def model_folder(config: ModelConfig) -> Path | None:
     """The folder whose files are loaded; None for a built-in model, and for a hub id that is not in the cache."""
-    folder = Path(config.path).expanduser()
-    if config.path in BUILT_IN or folder.is_dir():
-        return None if config.path in BUILT_IN else folder
+    folder = local_folder(config)
+    if folder is not None or config.path in BUILT_IN:
+        return folder
     cached = try_to_load_from_cache(config.path, "config.json")
     return Path(cached).parent if isinstance(cached, str) else None
+
+
+def local_folder(config: ModelConfig) -> Path | None:
+    """The folder that `path` names; None for a hub id and a built-in architecture."""
+    folder = Path(config.path).expanduser()
+    return folder if config.path not in BUILT_IN and folder.is_dir() else None
+
+
+def fetch_model(config: ModelConfig) -> None:
+    """Bring a model of the hub into this node's cache, with its tokenizer; nothing to do for a folder or a built-in one.
+
+    ConfigError when the hub does not have it or cannot be reached.
+    """
+    if config.path in BUILT_IN or local_folder(config) is not None:
+        return
+    load_model_config(config)
+    load_tokenizer(config)
+    try:
+        fetch_weights(config.path)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"model.path: the weights of {config.path} cannot be fetched from the hub: {exc}") from exc
 
 
 # -- files of weights -----------------------------------------------------------------------------------------------------

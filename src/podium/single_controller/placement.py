@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
-from podium.errors import ResourceError
+from podium.errors import NoRoomError, ResourceError
 from podium.single_controller.packing import pack, pour
 from podium.single_controller.resource_pool import ResourcePool
 
@@ -102,7 +102,7 @@ def plan_placement(
 
     Entries go to nodes of their own, in the declared order along the nodes' order, as far as that fits; else in another
     order, else several to a node. With `bin_pack` an entry is on one node, without it an entry may lie on several where
-    no other plan fits. ResourceError with a table of the nodes and what to lower where nothing fits.
+    no other plan fits. NoRoomError with a table of the nodes and what to lower where nothing fits.
 
     >>> nodes = [Node(ip, ip, {"CPU": n}, {"CPU": n}) for ip, n in [("10.0.0.10", 4), ("10.0.0.9", 2)]]
     >>> [[node.address for node in entry] for entry in plan_placement([2, 3], {"CPU": 1}, nodes)]
@@ -115,7 +115,7 @@ def plan_placement(
     ordered = node_order(nodes)
     chosen = _choose(process_on_nodes, _capacities(ordered, bundle), bin_pack=bin_pack)
     if chosen is None:
-        raise ResourceError(_refusal(process_on_nodes, bundle, ordered, bin_pack=bin_pack))
+        raise _refusal(process_on_nodes, bundle, ordered, bin_pack=bin_pack)
     return tuple(tuple(ordered[n] for n in entry) for entry in chosen)
 
 
@@ -160,12 +160,18 @@ def _choose(process_on_nodes: Sequence[int], rooms: Sequence[int], *, bin_pack: 
     return None if bin_pack else pour(process_on_nodes, rooms)
 
 
-def _refusal(process_on_nodes: Sequence[int], bundle: Mapping[str, float], nodes: Sequence[Node], *, bin_pack: bool) -> str:
+def _refusal(
+    process_on_nodes: Sequence[int], bundle: Mapping[str, float], nodes: Sequence[Node], *, bin_pack: bool
+) -> NoRoomError:
     need = " + ".join(f"{name} {amount:g}" for name, amount in bundle.items())
     how = "each entry on one node" if bin_pack else "an entry may lie on several nodes"
     wanted = f"process_on_nodes {list(process_on_nodes)} needs {sum(process_on_nodes)} bundles of {need} ({how})"
-    advice = _advice(process_on_nodes, bundle, nodes, bin_pack=bin_pack)
-    return "\n".join([f"{wanted}, which do not fit:", *_table(nodes, bundle), *_holders(nodes), *advice])
+    table = "\n".join([*_table(nodes, bundle), *_holders(nodes)])
+    free, total = (tuple(_capacities(where, bundle)) for where in (nodes, idle(nodes)))
+    scarce = tuple(name for name in bundle if _is_scarce(name, process_on_nodes, bundle, nodes, bin_pack=bin_pack))
+    advice = _advice(process_on_nodes, free, total, scarce, bin_pack=bin_pack)
+    message = "\n".join([f"{wanted}, which do not fit:", table, *advice])
+    return NoRoomError(message, need=need, table=table, free=free, total=total, scarce=scarce)
 
 
 def _table(nodes: Sequence[Node], bundle: Mapping[str, float]) -> list[str]:
@@ -186,15 +192,16 @@ def _holders(nodes: Sequence[Node]) -> list[str]:
     ]
 
 
-def _advice(process_on_nodes: Sequence[int], bundle: Mapping[str, float], nodes: Sequence[Node], *, bin_pack: bool) -> list[str]:
-    free, total = _capacities(nodes, bundle), _capacities(idle(nodes), bundle)
+def _advice(
+    process_on_nodes: Sequence[int], free: Sequence[int], total: Sequence[int], scarce: Sequence[str], *, bin_pack: bool
+) -> list[str]:
     if _choose(process_on_nodes, total, bin_pack=bin_pack) is not None:
         now = f"or lower process_on_nodes (free now: {_room(free)})"
         return [f"It fits once what is held is given back: close other groups or pools, {now}"]
     lines = [f"Lower process_on_nodes: with nothing held there is room for {_room(total)}"]
     if bin_pack and sum(total) >= sum(process_on_nodes):
         lines.append("The total fits, but no node for each entry: use smaller entries, or bin_pack=False to let one span nodes")
-    return [*lines, *(_remedy(name) for name in bundle if _is_scarce(name, process_on_nodes, bundle, nodes, bin_pack=bin_pack))]
+    return [*lines, *map(_remedy, scarce)]
 
 
 def _room(rooms: Sequence[int]) -> str:

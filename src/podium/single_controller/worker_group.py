@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -15,7 +15,7 @@ from podium.single_controller.mesh import Mesh
 from podium.single_controller.methods import Methods
 from podium.single_controller.modes import Execute
 from podium.single_controller.resource_pool import ResourcePool
-from podium.single_controller.runtime.base import START_TIMEOUT_S, GroupSpec
+from podium.single_controller.runtime.base import GroupSpec, default_start_timeout_s
 from podium.single_controller.status import GroupStatus
 from podium.single_controller.supervision import SLOW_AFTER_S
 
@@ -59,13 +59,15 @@ class WorkerGroup(Generic[W]):
         detached: bool = False,
         master_addr: str | None = None,
         master_port_range: tuple[int, int] | None = None,
-        start_timeout_s: float = START_TIMEOUT_S,
+        start_timeout_s: float | None = None,
+        node_setup: Callable[[], object] | None = None,
     ) -> None:
         """Build every rank's worker; returns when all are built, raises what a constructor raised (WorkerError).
 
-        threads_per_rank: torch threads of each rank, 0 for the machine's cores divided by the ranks on it.
-        call_timeout_s: limit of each call and of the constructors, None for an hour (inline knows no limit).
-        start_timeout_s: limit of what comes before the constructors: places, processes and their environment.
+        threads_per_rank: torch threads of each rank, 0 for its node's cores divided by the ranks there.
+        call_timeout_s: limit of each call, of the constructors and of node_setup, None for an hour (inline knows no limit).
+        start_timeout_s: limit for places, processes and their environment; None is 120, or a second for each rank if more.
+        node_setup: run by the first rank of each node before the constructors; ResourceError names the nodes where it raises.
         slow_after_s: when a call that still runs names its stragglers in the log, and where they are.
         auto_padding: batches are padded to shards of equal size, and results trimmed; else shards may be uneven.
         worker_env: environment variables of the ranks' processes. name_prefix: begins the ranks' names in the cluster.
@@ -86,7 +88,8 @@ class WorkerGroup(Generic[W]):
             name_prefix=name_prefix,
             master_addr=master_addr,
             master_port_range=master_port_range,
-            start_timeout_s=start_timeout_s,
+            start_timeout_s=default_start_timeout_s(pool.world_size) if start_timeout_s is None else start_timeout_s,
+            node_setup=node_setup,
             options=dict(made.options),
         )
         crew = Crew(spec, runtime, call_timeout_s=call_timeout_s, slow_after_s=slow_after_s, auto_padding=auto_padding)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from podium.config import RewardConfig
+from podium.cores import num_cores
 from podium.errors import ConfigError, RewardError
 from podium.observability import Mean, Metrics, Sum
 from podium.tasks.attempts import Attempts
@@ -25,6 +26,10 @@ from podium.tasks.reward_process import FunctionSpec, Request
 
 logger = logging.getLogger(__name__)
 
+FEWEST_PROCESSES = 2
+"""By default: while one waits (for a file, a container, a judge), another scores."""
+MOST_PROCESSES = 32
+"""By default: each imports the reward function's libraries, and so takes memory of the driver's machine."""
 MAX_SHOWN = 300
 """Characters of a response that a message shows."""
 _ADVICE = "mend the reward, or set reward.on_failure=drop (leave such rows out) or =value"
@@ -109,7 +114,8 @@ def build_pool(
     spec: FunctionSpec, config: RewardConfig, *, num_workers: int | None = None, log: Path | None = None
 ) -> RewardPool:
     """A pool for a function under a config's limits; nothing is started yet."""
-    return RewardPool(spec, num_workers=num_workers or config.num_workers, timeout_s=config.timeout_s, log=log)
+    size = num_workers or config.num_workers or min(max(FEWEST_PROCESSES, num_cores()), MOST_PROCESSES)
+    return RewardPool(spec, num_workers=size, timeout_s=config.timeout_s, log=log)
 
 
 def check_reward(config: RewardConfig, task: Task) -> None:

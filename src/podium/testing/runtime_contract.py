@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import pickle
 import platform
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +30,7 @@ from podium.errors import (
     DataError,
     DispatchError,
     GroupClosedError,
+    ResourceError,
     UnsupportedByRuntime,
     WorkerError,
     WorkerLostError,
@@ -73,6 +76,30 @@ def contract_group(runtime: str) -> ContractGroup:
     """The group that `CALL_CHECKS` share: four ranks of two threads."""
     made = Init(ContractWorker, MESH)
     return WorkerGroup(ResourcePool([WORLD_SIZE]), made, runtime=runtime, name="contract", threads_per_rank=THREADS)
+
+
+class NodeSetup:
+    """Leaves a mark in a folder, and refuses one that has it."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __call__(self) -> None:
+        mark = Path(self.folder) / "mark"
+        if mark.exists():
+            raise ConfigError(f"{mark} was here already")
+        mark.touch()
+
+
+class LooksAtSetup(Worker):
+    """Counts, as it is built, what the setup has left."""
+
+    def __init__(self, folder: str) -> None:
+        self.found = len([*Path(folder).iterdir()])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def seen(self) -> int:
+        return self.found
 
 
 class ContractWorker(RowMaker):
@@ -660,6 +687,20 @@ def check_environment_of_the_callers(runtime: str) -> None:
     assert "RANK" in str(caught.error)
 
 
+def check_nodes_are_set_up(runtime: str) -> None:
+    """Once on each node, before any worker is built; what fails there is a ResourceError that names the node and the reason."""
+    with tempfile.TemporaryDirectory() as folder:
+        setup = NodeSetup(folder)
+        with WorkerGroup(ResourcePool([2]), Init(LooksAtSetup, folder), runtime=runtime, node_setup=setup) as group:
+            assert group.call.seen() == [1, 1]
+        assert len([*Path(folder).iterdir()]) == 1
+        with expected(ResourceError) as caught:
+            WorkerGroup(ResourcePool([2]), Init(LooksAtSetup, folder), runtime=runtime, node_setup=setup)
+        assert "1 of 1 nodes are not ready" in str(caught.error)
+        assert "was here already" in str(caught.error)
+        assert platform.node() in str(caught.error)
+
+
 def check_restart(runtime: str) -> None:
     """A group whose rank has died is made ready again, with the arguments of the first time."""
     with WorkerGroup(ResourcePool([2]), Init(ContractWorker, ((0, True), (1, True))), runtime=runtime) as group:
@@ -724,6 +765,7 @@ LIFE_CHECKS: tuple[Callable[[str], None], ...] = (
     check_timeouts,
     check_roles,
     check_environment_of_the_callers,
+    check_nodes_are_set_up,
     check_restart,
     check_a_rank_dies,
 )

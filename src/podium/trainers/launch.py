@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -13,17 +13,18 @@ from podium.config import ModelConfig, ProfilerConfig, RunConfig, total_optimize
 from podium.errors import DataError
 from podium.models import load_tokenizer
 from podium.observability import Progress, Tracker, draw_curve
-from podium.single_controller import Init, ResourcePool, Worker, WorkerGroup
+from podium.single_controller import Init, Worker, WorkerGroup
 from podium.tasks import Scorer, Task
 from podium.trainers.evaluation import evaluate, greedy
+from podium.trainers.node_setup import ModelFiles, NodeSetup, shared
 from podium.trainers.paths import anchored
+from podium.trainers.placing import start_group
 from podium.trainers.ppo import PPOTrainer
 from podium.trainers.profiling import StepProfiler
 from podium.trainers.report import rounded
 from podium.trainers.run_directory import RunDirectory
 from podium.trainers.session import Session, publish_model
 from podium.trainers.sft import SFTTrainer
-from podium.trainers.threads import threads_per_rank
 from podium.trainers.watch import LogProbsDisagree, NothingLearned, ThreadsWait, Watcher
 from podium.workers import ActorRolloutRefWorker, PolicySpec, Role, TrainingSpec, TrainingWorker
 
@@ -42,7 +43,7 @@ def run(config: RunConfig, directory: RunDirectory, task: Task, progress: Progre
     ConfigError when another process is at it, when the task or a model is not the one that the run began with, when a setting
     was changed too late, or when something in the directory is damaged.
     """
-    config = anchored(config)
+    config, directory = anchored(config), RunDirectory(directory.path.absolute())  # ranks have working directories of their own
     directory.check_files()
     with directory.locked():
         directory.check_task(task, config)
@@ -76,7 +77,7 @@ def warm_up(
         watchers=_thread_watchers(config),
     )
     _announce_start(config, progress)
-    with session, _group(config, Init(TrainingWorker, spec), "warmup") as group:
+    with session, _group(config, Init(TrainingWorker, spec), "warmup", directory, {"model.path": config.model}) as group:
         SFTTrainer(config, group, task, tokenizer, session).fit()
 
 
@@ -104,11 +105,12 @@ def reinforce(
         watchers=[NothingLearned(), *_log_prob_watchers(config), *_thread_watchers(config)],
     )
     spec = replace(policy_spec(config, _start_model(config, directory)), profiler=_profiler(config, directory))
+    models = {"model.path": spec.model, **({"ref.model": spec.ref_model} if spec.ref_model else {})}
     _announce_start(config, progress)
     with (
         session,
         Scorer(task, config.reward, log=directory.path / "reward.log") as scorer,
-        _group(config, Init(ActorRolloutRefWorker, spec, role), "policy") as group,
+        _group(config, Init(ActorRolloutRefWorker, spec, role), "policy", directory, models) as group,
     ):
         session.profiler = StepProfiler(config.profiler, [group])
         ppo = PPOTrainer(config, group, task, scorer, tokenizer, session)
@@ -132,9 +134,10 @@ def evaluate_model(config: RunConfig, model: ModelConfig, task: Task) -> Scores:
     tokenizer, sampling = load_tokenizer(model), config.rollout.sampling
     role: Role = "rollout"
     step, chat_template = config.trainer.total_steps, config.task.chat_template
+    spec, setup = policy_spec(config, model), NodeSetup((ModelFiles.of("model.path", model),))
     with (
         Scorer(task, config.reward) as scorer,
-        _group(config, Init(ActorRolloutRefWorker, policy_spec(config, model), role), "eval") as group,
+        start_group(config, Init(ActorRolloutRefWorker, spec, role), "eval", setup) as group,
     ):
         generate = group.call.generate_sequences
         likeliest, sampled = (
@@ -175,7 +178,7 @@ def _draw_curve(directory: RunDirectory) -> None:
 
 def _announce_start(config: RunConfig, progress: Progress) -> None:
     if config.runtime_name == "ray":
-        progress.announce(f"starting {config.num_workers} Ray worker(s)")
+        progress.announce(f"starting {config.num_workers} Ray worker(s) on {config.nodes} node(s)")
 
 
 def _thread_watchers(config: RunConfig) -> list[Watcher]:
@@ -188,12 +191,10 @@ def _log_prob_watchers(config: RunConfig) -> list[Watcher]:
     return [LogProbsDisagree()] if config.actor.engine.compute_dtype is None else []
 
 
-def _group(config: RunConfig, init: Init[W], name: str) -> WorkerGroup[W]:
-    return WorkerGroup(
-        ResourcePool([config.num_workers]),
-        init,
-        runtime=config.runtime_name,
-        name=name,
-        threads_per_rank=threads_per_rank(config),
-        call_timeout_s=None if config.runtime_name == "inline" else config.call_timeout_s,
-    )
+def _group(
+    config: RunConfig, init: Init[W], name: str, directory: RunDirectory, models: Mapping[str, ModelConfig]
+) -> WorkerGroup[W]:
+    """The workers of a phase, on nodes that see its directory and its models (by the settings that name them)."""
+    files = tuple(ModelFiles.of(setting, model) for setting, model in models.items())
+    with shared(directory.path) as folder:
+        return start_group(config, init, name, NodeSetup(files, folder))

@@ -15,7 +15,7 @@ from podium.trainers.json_files import read_json, write_json
 FREE_SECTION = "profiler."
 FREE = frozenset(
     {
-        *("name", "description", "run_root", "runtime", "call_timeout_s", "reward.num_workers"),
+        *("name", "description", "run_root", "runtime", "nodes", "call_timeout_s", "start_timeout_s", "reward.num_workers"),
         *(f"trainer.{key}" for key in ("val_freq", "save_freq", "keep_checkpoints", "samples_per_step", "tensorboard", "curve")),
     }
 )

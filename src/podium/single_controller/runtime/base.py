@@ -8,22 +8,24 @@ every runtime.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias, cast
 
+from podium.cores import num_cores
 from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime, WorkerError, check_kind, unknown_name
 from podium.single_controller.context import RankContext
 from podium.single_controller.resource_pool import ResourcePool
 from podium.single_controller.runtime.capabilities import CAPABILITIES
-from podium.single_controller.runtime.cores import num_cores
 
 CONSTRUCTOR = "__init__"
 START_TIMEOUT_S = 120.0
 """What has no place and no process by then seldom gets one; an environment that Ray installs for them may take longer."""
+START_TIMEOUT_S_PER_RANK = 1.0
+"""Many processes import the same files from one disk, and register with one Ray."""
 NUM_PORTS = 65536
 
 
@@ -37,7 +39,7 @@ class GroupSpec:
     kwargs: dict[str, Any]
     pool: ResourcePool
     threads_per_rank: int = 0
-    """torch threads of each rank; 0 is the cores that this process may use divided by the ranks on a node."""
+    """torch threads of each rank; 0 is the cores that it may use on its node divided by the ranks there."""
     worker_env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the ranks' processes, there from their start."""
     detached: bool = False
@@ -52,6 +54,8 @@ class GroupSpec:
     """How long the ranks may take to get their places and processes, before their constructors run."""
     call_timeout_s: float | None = None
     """The limit of a call, unless it has its own."""
+    node_setup: Callable[[], object] | None = None
+    """Run by the first rank of each node, before any worker is built: what it raises says why the node cannot be used."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What only one runtime understands (Ray's own actor options)."""
 
@@ -83,12 +87,31 @@ class GroupSpec:
                 world_size=self.pool.world_size,
                 local_rank=local_rank,
                 local_world_size=local_world_size,
-                threads=self.threads_per_rank or max(1, cores // local_world_size),
+                threads=self.threads_on(cores, local_world_size),
                 device_type="cpu" if self.pool.use_gpu is False else None,
                 call_timeout_s=self.call_timeout_s if CAPABILITIES[runtime].timeouts else None,
             )
             for rank, (local_rank, local_world_size) in enumerate(places)
         ]
+
+    def threads_on(self, cores: int, local_world_size: int) -> int:
+        """torch threads of each of the ranks on a node with so many cores."""
+        return self.threads_per_rank or max(1, cores // local_world_size)
+
+
+def default_start_timeout_s(world_size: int) -> float:
+    """How long so many ranks may take to start.
+
+    >>> default_start_timeout_s(8), default_start_timeout_s(1024)
+    (120.0, 1024.0)
+    """
+    return max(START_TIMEOUT_S, START_TIMEOUT_S_PER_RANK * world_size)
+
+
+def nodes_not_ready(group: str, failures: Mapping[str, str], num_nodes: int) -> ResourceError:
+    """The error for nodes on which `node_setup` failed: by the node's name, why."""
+    listed = "".join(f"\n  {node}: {reason}" for node, reason in failures.items())
+    return ResourceError(f"group {group!r} cannot start, {len(failures)} of {num_nodes} nodes are not ready:{listed}")
 
 
 def checked_start_timeout(seconds: object) -> float:

@@ -7,6 +7,7 @@ not here.
 
 from __future__ import annotations
 
+import platform
 from asyncio import CancelledError
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -26,11 +27,12 @@ from podium.single_controller.runtime.base import (
     Reply,
     Runtime,
     Testimony,
+    nodes_not_ready,
 )
 from podium.single_controller.runtime.capabilities import require
 from podium.single_controller.runtime.copies import detached_copy
 from podium.single_controller.runtime.payload import pack, unpack
-from podium.single_controller.runtime.rank import call_method, called_as, run_as_rank, worker_error
+from podium.single_controller.runtime.rank import call_method, called_as, run_as_rank, setup_failure, worker_error
 
 
 class InlineRuntime(Runtime):
@@ -43,6 +45,8 @@ class InlineRuntime(Runtime):
     def start(self, spec: GroupSpec) -> dict[int, Outcome]:
         _refuse_what_needs_processes(spec)
         self._contexts = spec.contexts("inline")
+        if spec.node_setup is not None and (reason := setup_failure(spec.node_setup)) is not None:
+            raise nodes_not_ready(spec.name, {platform.node(): reason}, 1)
         return {context.rank: self._construct(context, spec) for context in self._contexts}
 
     def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Outcome]:

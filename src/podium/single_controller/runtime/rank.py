@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from podium.errors import Origin, WorkerError
+from podium.errors import Origin, PodiumError, WorkerError
 from podium.single_controller.context import RankContext, running_as
 
 MESSAGE_CHARS = 8_000
@@ -58,6 +58,18 @@ def call_method(worker: Any, role: str | None, method: str, /, *args: Any, **kwa
 def called_as(role: str | None, method: str) -> str:
     """A method's name in messages: `update`, or `actor.update` for that of a role."""
     return method if role is None else f"{role}.{method}"
+
+
+def setup_failure(setup: Callable[[], object]) -> str | None:
+    """Why a node is not ready: what `setup` raised. None where it did not."""
+    try:
+        setup()
+    except PodiumError as error:
+        return str(error)
+    except Exception as error:  # of the user's function: the driver words it, and here stays its traceback
+        traceback.print_exc()
+        return f"{type(error).__name__}: {_message_of(error)}"
+    return None
 
 
 def worker_error(context: RankContext, method: str, error: BaseException) -> WorkerError:

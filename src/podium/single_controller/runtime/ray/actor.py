@@ -26,6 +26,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it without saying so
 
+from podium.cores import num_cores
 from podium.errors import ResourceError, WorkerError
 from podium.protocol.rows import parted_result
 from podium.single_controller.colocation import ColocatedWorker
@@ -43,6 +44,7 @@ from podium.single_controller.runtime.rank import (
     method_of,
     run_on_loop,
     run_to_end,
+    setup_failure,
     use_torch_threads,
     worker_error,
 )
@@ -64,6 +66,8 @@ class Place:
     node: str
     address: str
     pid: int
+    cores: int
+    """That this process may use."""
     witness: Witness
 
 
@@ -95,7 +99,8 @@ class RankActor:
 
     def podium_locate(self) -> Place:
         """Where this process is; from here on it can be watched from outside."""
-        return Place(ray.get_runtime_context().get_node_id(), socket.gethostname(), _address(), os.getpid(), leave_traces())
+        node_id = ray.get_runtime_context().get_node_id()
+        return Place(node_id, socket.gethostname(), _address(), os.getpid(), num_cores(), leave_traces())
 
     def podium_whereabouts(self) -> Whereabouts:
         """For a driver that did not start this rank."""
@@ -109,6 +114,10 @@ class RankActor:
         port: int = listener.getsockname()[1]
         self._podium_store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
         return port
+
+    def podium_set_up_node(self, setup: Callable[[], object]) -> str | None:
+        """Why this node is not ready, None where it is."""
+        return setup_failure(setup)
 
     def podium_start(self, context: RankContext, *message: Any) -> None:
         """Construct the user's worker as this rank, with the arguments of the message."""
@@ -192,6 +201,10 @@ class AsyncRankActor(RankActor):
 
     async def podium_host_store(self, address: str, port_range: tuple[int, int] | None) -> int:  # type: ignore[override]
         return super().podium_host_store(address, port_range)
+
+    async def podium_set_up_node(self, setup: Callable[[], object]) -> str | None:  # type: ignore[override]
+        found: str | None = await self._podium_on_thread(super().podium_set_up_node, setup)
+        return found
 
     async def podium_start(self, context: RankContext, *message: Any) -> None:  # type: ignore[override]
         use_torch_threads(context.threads)  # the count is per thread, and this is the loop's

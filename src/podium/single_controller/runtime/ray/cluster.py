@@ -16,10 +16,10 @@ import ray
 from ray._private.worker import global_worker
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
+from podium.cores import core_limit
 from podium.errors import ResourceError
 from podium.single_controller.placement import Node, sort_by_node_ip
 from podium.single_controller.runtime.base import START_TIMEOUT_S
-from podium.single_controller.runtime.cores import core_limit
 
 LOCAL_CPUS = 64
 """Ranks that may live at once in a cluster that we start. Ray's CPUs are only counted, so this costs nothing."""
@@ -122,6 +122,11 @@ def connection() -> object | None:
     """
     node: object | None = global_worker.node
     return node or (session() if ray.is_initialized() else None)  # Ray Client has none
+
+
+def is_own() -> bool:
+    """Whether this process started the cluster, whose one node then has this process's environment."""
+    return bool(getattr(global_worker.node, "head", False))
 
 
 def nodes() -> list[Node]:

@@ -17,7 +17,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from podium.errors import ResourceError
+from podium.errors import NoRoomError, ResourceError
 from podium.single_controller.placement import GPU, Node, Plan, bundle_resources, needs_gpus, plan_placement
 from podium.single_controller.rank_order import RankOrder, Spot, declared_order, rank_order
 from podium.single_controller.resource_pool import Bundle, Reservation, ResourcePool
@@ -333,8 +333,9 @@ def _no_place(
     waited = f"Ray placed not all of {list(counts)} within {within_s:g} s"
     try:
         plan_placement(counts, bundle, cluster.nodes_now(besides=groups), bin_pack=bin_pack)
-    except ResourceError as error:
-        return ResourceError(f"{waited}: {error}")
+    except NoRoomError as error:
+        error.args = (f"{waited}: {error}",)
+        return error
     return ResourceError(f"{waited}, though they fit: is the cluster busy or starting? start_timeout_s gives a group more time")
 
 

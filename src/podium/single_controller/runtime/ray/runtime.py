@@ -7,6 +7,7 @@ Only this package imports ray: `actor` is what runs in a rank, `reservations` wh
 from __future__ import annotations
 
 import copy
+import os
 import secrets
 import threading
 from collections import Counter
@@ -40,7 +41,9 @@ from podium.single_controller.runtime.base import (
     Reply,
     Runtime,
     Testimony,
+    nodes_not_ready,
 )
+from podium.single_controller.runtime.environment import forwarded
 from podium.single_controller.runtime.payload import Packed, unpack, unpack_to_join
 from podium.single_controller.runtime.rank import called_as
 
@@ -138,7 +141,10 @@ class RayRuntime(Runtime):
         located = [actor.podium_locate.remote() for actor in self._actors.values()]
         hosted = self._actors[0].podium_host_store.remote(address, spec.master_port_range)
         *self._places, port = self._await([*located, hosted], spec)
-        self._contexts = [replace(context, master_addr=address, master_port=port) for context in _contexts(spec, order)]
+        self._contexts = [
+            replace(context, master_addr=address, master_port=port) for context in _contexts(spec, order, self._places)
+        ]
+        self._set_up_nodes(spec)
         message = constructor_message(spec.args, spec.kwargs)
         return {
             rank: RayTicket(CONSTRUCTOR, actor.podium_start.remote(self._contexts[rank], *message))
@@ -315,6 +321,18 @@ class RayRuntime(Runtime):
                 raise cause from None
             raise ResourceError(f"the ranks of group {spec.name!r} could not start: {cause or error}") from error
 
+    def _set_up_nodes(self, spec: GroupSpec) -> None:
+        """Run `spec.node_setup` on the first rank of each node; ResourceError names all nodes that are not ready."""
+        if spec.node_setup is None:
+            return
+        first = [rank for rank, context in enumerate(self._contexts) if context.local_rank == 0]
+        refs = {rank: self._actors[rank].podium_set_up_node.remote(spec.node_setup) for rank in first}
+        ray.wait(list(refs.values()), num_returns=len(refs), timeout=spec.call_timeout_s)
+        reasons = {rank: reason for rank, ref in refs.items() if (reason := _setup_failure(ref)) is not None}
+        if reasons:
+            names = {rank: f"{self._places[rank].node} ({self._places[rank].address})" for rank in reasons}
+            raise nodes_not_ready(spec.name, {names[rank]: reason for rank, reason in reasons.items()}, len(first))
+
     def _connect(self, world_size: int) -> None:
         cluster.connect(world_size)
         self._session, self._connection = cluster.session(), cluster.connection()
@@ -386,12 +404,23 @@ def _worker_error(origin: Origin, error: RayTaskError) -> WorkerError:
     return WorkerError(origin, cause_type=type(cause).__name__, cause_message=str(cause), remote_traceback=str(error))
 
 
-def _contexts(spec: GroupSpec, order: RankOrder) -> list[RankContext]:
-    places = zip(order.local_rank_list(), order.local_world_size_list(), strict=True)
+def _contexts(spec: GroupSpec, order: RankOrder, places: Sequence[Place]) -> list[RankContext]:
+    """As declared, but counted on the nodes that the ranks came to be on, and with threads by the cores there."""
+    locals_ = zip(order.local_rank_list(), order.local_world_size_list(), places, strict=True)
     return [
-        replace(context, local_rank=local_rank, local_world_size=local_world_size)
-        for context, (local_rank, local_world_size) in zip(spec.contexts("ray"), places, strict=True)
+        replace(context, local_rank=local_rank, local_world_size=size, threads=spec.threads_on(place.cores, size))
+        for context, (local_rank, size, place) in zip(spec.contexts("ray"), locals_, strict=True)
     ]
+
+
+def _setup_failure(ref: Any) -> str | None:
+    try:
+        found: str | None = ray.get(ref, timeout=0)
+    except GetTimeoutError:
+        return "its setup did not end in time: give call_timeout_s more seconds"
+    except RayError as error:
+        return f"its setup ended without an answer: {error}"
+    return found
 
 
 def _actor_names(spec: GroupSpec, order: RankOrder) -> list[str]:
@@ -407,9 +436,12 @@ def _actor_names(spec: GroupSpec, order: RankOrder) -> list[str]:
 
 def _runtime_env(spec: GroupSpec, *, hides_gpus: bool) -> dict[str, Any]:
     # GPUs are hidden from the process's start, since user code may ask torch for them as it is imported. Not where there
-    # are none: a process with variables of its own takes Ray longer to start.
+    # are none: a process with variables of its own takes Ray longer to start. So are those of the driver forwarded only where
+    # another process started Ray: what this driver started has them anyway.
     told = dict(spec.options.get("runtime_env", {}))
-    env_vars = {**({"CUDA_VISIBLE_DEVICES": ""} if hides_gpus else {}), **told.get("env_vars", {}), **spec.worker_env}
+    of_driver = {} if cluster.is_own() else forwarded(os.environ)
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if hides_gpus else {}
+    env_vars = {**hidden, **of_driver, **told.get("env_vars", {}), **spec.worker_env}
     return {**told, "env_vars": env_vars} if env_vars else told
 
 
