@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
 from types import NoneType
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from podium.cores import num_cores
 from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime, WorkerError, check_kind, unknown_name
@@ -27,6 +27,8 @@ START_TIMEOUT_S = 120.0
 START_TIMEOUT_S_PER_RANK = 1.0
 """Many processes import the same files from one disk, and register with one Ray."""
 NUM_PORTS = 65536
+DEVICES: dict[bool | None, Literal["cpu", "cuda"] | None] = {None: None, False: "cpu", True: "cuda"}
+"""By a pool's `use_gpu`; a runtime that reserves devices knows better where it is None."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class GroupSpec:
                 local_rank=local_rank,
                 local_world_size=local_world_size,
                 threads=self.threads_on(cores, local_world_size),
-                device_type="cpu" if self.pool.use_gpu is False else None,
+                device_type=DEVICES[self.pool.use_gpu],
                 call_timeout_s=self.call_timeout_s if CAPABILITIES[runtime].timeouts else None,
             )
             for rank, (local_rank, local_world_size) in enumerate(places)
