@@ -179,9 +179,9 @@ def test_a_verifier_that_evaluates_the_response_runs_in_processes_with_limits_an
         f"__import__('pathlib').Path('{made}').touch()",
         f"__import__('subprocess').run(['touch', '{made}'])",
     ]
-    config = RewardConfig(timeout_s=1.0, on_failure="drop")
+    config = RewardConfig(timeout_s=1.0, on_failure="drop", num_workers=2)
     with Scorer(task, config) as scorer:
-        assert len(scorer.pids) == config.num_workers
+        assert len(scorer.pids) == 2
         assert scorer([problem] * 2, [problem.answer, "1"]).values == [1.0, 0.0]
         started_s = time.monotonic()
         found = scorer.outcomes([problem] * 3, [problem.answer, "9**9**9", f" {problem.answer}\n"])

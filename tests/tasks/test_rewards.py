@@ -16,8 +16,9 @@ import torch
 
 from podium.config import RewardConfig
 from podium.errors import ConfigError, RewardError
-from podium.tasks import Failed, RewardInputs, Score, Scorer, check_reward, reward_pool
+from podium.tasks import Failed, RewardInputs, Score, Scorer, check_reward, reward_pool, scoring
 from podium.tasks.outcomes import LARGEST, outcome_of
+from podium.tasks.reward_process import FunctionSpec
 from tests.tasks.builders import Rows, reward_config, reward_file
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +168,13 @@ def test_the_same_function_by_dotted_name(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
     )
     assert done.stdout.strip() == "[1.0, 0.0]", done.stderr
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(1, 2), (2, 2), (3, 3), (128, 32)])
+def test_processes_are_by_default_as_many_as_there_are_cores(tmp_path, monkeypatch, cores, processes):
+    monkeypatch.setattr(scoring, "num_cores", lambda: cores)
+    config = reward_config(tmp_path, "def score(data_source, solution_str, ground_truth, extra_info): return 1")
+    assert scoring.build_pool(FunctionSpec(config.function, {}), config)._num_workers == processes
 
 
 def test_processes_are_reused_and_hold_no_torch(tmp_path):

@@ -30,6 +30,8 @@ from podium.workers import TrainingSpec, TrainingWorker
 from tests.trainers.builders import small_config
 
 DRIVER, OTHER = "127.0.0.30", "127.0.0.4"
+PATIENT = "start_timeout_s=900"
+"""The machine may be busy."""
 UNSHARE = ("unshare", "-m") if os.geteuid() == 0 else ("unshare", "-rm")
 """Runs a command in a mount namespace of its own."""
 SMALL = ModelConfig(path="char_llama", override_config={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1})
@@ -96,7 +98,7 @@ def check_workers(private: Path) -> None:
     spec = TrainingSpec(SMALL, EngineConfig(), OptimConfig(lr=1e-3), total_steps=1, seed=0)
     store = CheckpointStore(private / "checkpoints", keep=1)
     pool = ResourcePool([1], use_gpu=False)
-    with WorkerGroup(pool, Init(TrainingWorker, spec), runtime="ray", threads_per_rank=1) as group:
+    with WorkerGroup(pool, Init(TrainingWorker, spec), runtime="ray", threads_per_rank=1, start_timeout_s=900) as group:
         for save in (lambda: store.save(2, group.call.save_checkpoint), lambda: group.call.save_hf(str(private / "hf"))):
             try:
                 save()
@@ -112,7 +114,7 @@ def check_places(private: Path) -> None:
     """Ranks on both nodes, each with the threads and the variables that it should have."""
     os.environ |= {"NCCL_DEBUG": "INFO", "HF_FROM_DRIVER": "yes", "HF_TOKEN": "secret"}
     wide = "model.override_config={hidden_size: 512, num_hidden_layers: 8}"  # so that threads are counted by cores
-    ranks = ("runtime=ray", "num_workers=4", "nodes=2", "use_gpu=true")
+    ranks = ("runtime=ray", "num_workers=4", "nodes=2", "use_gpu=true", PATIENT)
     config = small_config(private, *ranks, "worker_env.MINE=1", "threads_per_rank=0", wide)
     with placing.start_group(config, Init(Prober), "places", NodeSetup(())) as group:
         told = group.call.place()
@@ -134,7 +136,7 @@ def check_places(private: Path) -> None:
 
 def check_setup(private: Path, common: Path) -> None:
     """A node that lacks the run's folder, or the model, is named before any worker is built."""
-    config = small_config(common, "runtime=ray", "num_workers=2", "nodes=2", "use_gpu=false")
+    config = small_config(common, "runtime=ray", "num_workers=2", "nodes=2", "use_gpu=false", PATIENT)
     (private / "model").mkdir()
     save_model(load_model(SMALL, seed=0), str(private / "model"))
     files = ModelFiles.of("model.path", ModelConfig(path=str(private / "model")))
@@ -156,7 +158,7 @@ def check_runs(private: Path, common: Path, address: str) -> None:
     save = common / "model"
     save_model(load_model(SMALL, seed=0), str(save))
     load_tokenizer(SMALL).save_pretrained(save)
-    ranks = ("runtime=ray", "num_workers=2", "nodes=2", "use_gpu=false")
+    ranks = ("runtime=ray", "num_workers=2", "nodes=2", "use_gpu=false", PATIENT)
     config = small_config(private, *ranks, "warmup.steps=1", "trainer.total_steps=1", f"model={save}")
     for root, code, words in (
         (private, 1, f"({OTHER}): run_root: the driver keeps the run in {private}"),
