@@ -513,9 +513,9 @@ def test_the_last_port_is_one():
 
 
 def test_the_limit_of_the_start_is_a_setting():
-    assert group().crew.spec.start_timeout_s == 120.0
-    assert WorkerGroup(ResourcePool([200]), Probe).crew.spec.start_timeout_s == 200.0
-    assert WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=600.0).crew.spec.start_timeout_s == 600.0
+    assert group().crew.spec.start_limit_s == 120.0
+    assert WorkerGroup(ResourcePool([200]), Probe).crew.spec.start_limit_s == 200.0
+    assert WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=600.0).crew.spec.start_limit_s == 600.0
     with pytest.raises(ConfigError, match="start_timeout_s is more than 0 seconds, got 0"):
         WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=0)
 

@@ -32,6 +32,8 @@ from tests.trainers.builders import small_config
 DRIVER, OTHER = "127.0.0.30", "127.0.0.4"
 PATIENT = "start_timeout_s=900"
 """The machine may be busy."""
+ATTEMPTS = 5
+"""Ray ends a node whose agent does not start within 15 s, which takes longer on a busy machine."""
 UNSHARE = ("unshare", "-m") if os.geteuid() == 0 else ("unshare", "-rm")
 """Runs a command in a mount namespace of its own."""
 SMALL = ModelConfig(path="char_llama", override_config={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1})
@@ -61,17 +63,34 @@ def check(holds: bool, told: object = None) -> None:
 
 
 @contextmanager
-def other_node(address: str, private: Path) -> Iterator[subprocess.Popen[bytes]]:
+def other_node(address: str, private: Path) -> Iterator[None]:
     """The raylet of the other node, until the end of the block."""
     program = Path(sys.executable).with_name("ray")
     has = "--num-cpus=4 --num-gpus=2 --object-store-memory=80000000"
-    raylet = f"{program} start --block --address={address} --node-ip-address={OTHER} {has}"
-    inside = f"mount -t tmpfs none {private} && exec taskset -c 0 {raylet}"
-    with subprocess.Popen([*UNSHARE, "sh", "-c", inside], stdout=subprocess.DEVNULL) as node:
-        try:
-            yield node
-        finally:
-            node.terminate()
+    inside = f"mount -t tmpfs none {private} && exec {program} start --block --address={address} --node-ip-address={OTHER} {has}"
+    for _ in range(ATTEMPTS):
+        with subprocess.Popen([*UNSHARE, "sh", "-c", inside], stdout=subprocess.DEVNULL) as node:
+            try:
+                if _has_joined(node):
+                    os.sched_setaffinity(_raylet_of(node.pid), {min(os.sched_getaffinity(0))})  # its workers inherit this
+                    yield
+                    return
+            finally:
+                node.terminate()
+    raise SystemExit("the other node did not start")
+
+
+def _raylet_of(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return next(int(child) for child in children if Path(f"/proc/{child}/comm").read_text() == "raylet\n")
+
+
+def _has_joined(node: subprocess.Popen[bytes]) -> bool:
+    while node.poll() is None:
+        if any(told["Alive"] and told["NodeManagerAddress"] == OTHER for told in ray.nodes()):
+            return True
+        time.sleep(0.2)
+    return False
 
 
 def check_checkpoints(group: WorkerGroup[Prober], private: Path) -> None:
@@ -187,11 +206,8 @@ def main(folder: str) -> None:
         path.mkdir()
     nodes, store = Cluster(), 80 * 2**20
     nodes.add_node(num_cpus=4, num_gpus=2, node_ip_address=DRIVER, object_store_memory=store, include_dashboard=False)
-    with other_node(nodes.address, private) as node:
-        ray.init(address=nodes.address, log_to_driver=False)
-        while len(ray.nodes()) < 2:
-            check(node.poll() is None, "the other node did not start")
-            time.sleep(0.2)
+    ray.init(address=nodes.address, log_to_driver=False)
+    with other_node(nodes.address, private):
         check_places(private)
         check_workers(private)
         check_setup(private, common)

@@ -15,7 +15,7 @@ from podium.single_controller.mesh import Mesh
 from podium.single_controller.methods import Methods
 from podium.single_controller.modes import Execute
 from podium.single_controller.resource_pool import ResourcePool
-from podium.single_controller.runtime.base import GroupSpec, default_start_timeout_s
+from podium.single_controller.runtime.base import GroupSpec
 from podium.single_controller.status import GroupStatus
 from podium.single_controller.supervision import SLOW_AFTER_S
 
@@ -88,7 +88,7 @@ class WorkerGroup(Generic[W]):
             name_prefix=name_prefix,
             master_addr=master_addr,
             master_port_range=master_port_range,
-            start_timeout_s=default_start_timeout_s(pool.world_size) if start_timeout_s is None else start_timeout_s,
+            start_timeout_s=start_timeout_s,
             node_setup=node_setup,
             options=dict(made.options),
         )

@@ -52,8 +52,8 @@ class GroupSpec:
     """The address that the ranks meet at, one of rank 0's node; None lets the runtime choose."""
     master_port_range: tuple[int, int] | None = None
     """The ports [low, high) one of which the ranks meet at; None takes any that is free."""
-    start_timeout_s: float = START_TIMEOUT_S
-    """How long the ranks may take to get their places and processes, before their constructors run."""
+    start_timeout_s: float | None = None
+    """How long the ranks may take to get their places and processes, before their constructors run; None: `start_limit_s`."""
     call_timeout_s: float | None = None
     """The limit of a call, unless it has its own."""
     node_setup: Callable[[], object] | None = None
@@ -66,7 +66,8 @@ class GroupSpec:
         check_kind("name", self.name, str, "text")
         check_kind("name_prefix", self.name_prefix, (str, NoneType), "text or None")
         check_kind("threads_per_rank", self.threads_per_rank, int, "a number of threads")
-        checked_start_timeout(self.start_timeout_s)
+        if self.start_timeout_s is not None:
+            checked_start_timeout(self.start_timeout_s)
         if self.threads_per_rank < 0:
             raise ResourceError(f"threads_per_rank is a number of threads or 0 for the default, got {self.threads_per_rank}")
         if self.master_port_range is not None:
@@ -96,18 +97,15 @@ class GroupSpec:
             for rank, (local_rank, local_world_size) in enumerate(places)
         ]
 
+    @property
+    def start_limit_s(self) -> float:
+        """`start_timeout_s`, and where it is None 120 s, or a second for each rank where that is more."""
+        default = max(START_TIMEOUT_S, START_TIMEOUT_S_PER_RANK * self.pool.world_size)
+        return default if self.start_timeout_s is None else self.start_timeout_s
+
     def threads_on(self, cores: int, local_world_size: int) -> int:
         """torch threads of each of the ranks on a node with so many cores."""
         return self.threads_per_rank or max(1, cores // local_world_size)
-
-
-def default_start_timeout_s(world_size: int) -> float:
-    """How long so many ranks may take to start.
-
-    >>> default_start_timeout_s(8), default_start_timeout_s(1024)
-    (120.0, 1024.0)
-    """
-    return max(START_TIMEOUT_S, START_TIMEOUT_S_PER_RANK * world_size)
 
 
 def nodes_not_ready(group: str, failures: Mapping[str, str], num_nodes: int) -> ResourceError:

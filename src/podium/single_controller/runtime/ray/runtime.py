@@ -131,7 +131,7 @@ class RayRuntime(Runtime):
         self._connect(spec.pool.world_size)
         bin_pack = bool(spec.options.get("bin_pack", True))
         reservations.hold(
-            self._holder, spec.name, spec.pool, detached=spec.detached, bin_pack=bin_pack, within_s=spec.start_timeout_s
+            self._holder, spec.name, spec.pool, detached=spec.detached, bin_pack=bin_pack, within_s=spec.start_limit_s
         )
         order = reservations.order_of(spec.pool)
         seats = reservations.seats(spec.pool, order)
@@ -312,9 +312,9 @@ class RayRuntime(Runtime):
 
     def _await(self, refs: list[Any], spec: GroupSpec) -> list[Any]:
         try:
-            return ray.get(refs, timeout=spec.start_timeout_s)
+            return ray.get(refs, timeout=spec.start_limit_s)
         except GetTimeoutError:
-            raise reservations.no_room(spec.pool, spec.name, spec.start_timeout_s) from None
+            raise reservations.no_room(spec.pool, spec.name, spec.start_limit_s) from None
         except RayError as error:
             cause = getattr(error, "cause", None)
             if isinstance(cause, ResourceError):
