@@ -29,7 +29,7 @@ from podium.engines import BaseEngine
 from podium.errors import RewardError, TaskError
 from podium.models import load_model, load_tokenizer, loading
 from podium.observability import Progress
-from podium.protocol.jagged import lengths_of
+from podium.protocol.jagged import lengths_of, parts
 from podium.single_controller import WorkerGroup
 from podium.tasks import Problem, Scorer, Task, build_task
 from podium.trainers import PPOTrainer, RunDirectory, Session, SFTTrainer, launch, placing, preflight

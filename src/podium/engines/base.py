@@ -152,12 +152,12 @@ class BaseEngine(ABC):
                 f"row {row} has {int(prompt_lengths_B[row])} prompt tokens (input_ids minus responses), at least one is needed "
                 "to predict the response; begin the prompt with a beginning-of-sequence token"
             )
-        lengths = (lengths_B * is_real_B).tolist()
+        lengths, limit = (lengths_B * is_real_B).tolist(), self.row_limit
         if self.max_row_tokens is not None:
             check_lengths(lengths, self.max_row_tokens)
         for row, length in enumerate(lengths):
-            if self.row_limit is not None and length > self.row_limit.tokens:
-                raise DataError(f"row {row} has {length} tokens, more than {self.row_limit.reason}; shorten prompts and responses")
+            if limit is not None and length > limit.tokens:
+                raise DataError(f"row {row} has {length} tokens, more than {limit.reason}; shorten prompts and responses")
 
     def _note(self, step: StepResult) -> None:
         self.version += 1
