@@ -40,15 +40,21 @@ class MissingExtraError(ConfigError, ImportError):
         )
 
 
-class DataError(PodiumError, ValueError):
-    """A batch, a column or a row is not what the operation needs."""
-
-
-class ChunkError(DataError, AssertionError):
-    """`DataProto.chunk` was asked for parts of equal size that the row count does not allow.
+class DataError(PodiumError, ValueError, AssertionError):
+    """A batch, a column or a row is not what the operation needs.
 
     An AssertionError too, since that is what drivers written for verl catch.
     """
+
+
+class UnknownNameError(DataError, KeyError):
+    """A column or a value of the meta was asked for by a name that the batch does not have."""
+
+    __str__ = PodiumError.__str__  # a KeyError would show the message in quotes
+
+
+class ChunkError(DataError):
+    """`DataProto.chunk` was asked for parts of equal size that the row count does not allow."""
 
 
 class TaskError(PodiumError, ValueError):

@@ -389,7 +389,7 @@ def test_a_conflict_names_the_column_and_changes_nothing(other: DataProto, messa
         data.union(other)
     check(data, FOUR)
     assert other.batch.keys() == before.keys()
-    assert len(data.batch) == 7
+    assert len(data.batch.keys()) == 7
 
 
 # -- concat -------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What travels between the driver and the workers."""
 
 from podium.protocol.balancing import interleave_groups
+from podium.protocol.batch import Batch
 from podium.protocol.columns import object_column, whole_number
 from podium.protocol.data_proto import DataProto
 from podium.protocol.jagged import from_padded, jagged_from_rows, to_padded
@@ -18,18 +19,36 @@ from podium.protocol.rows import (
     unpad_dataproto,
 )
 from podium.protocol.schema import Field, check_fields
+from podium.protocol.verl_names import (
+    all_gather_data_proto,
+    collate_fn,
+    deserialize_single_tensor,
+    deserialize_tensordict,
+    fold_batch_dim,
+    serialize_single_tensor,
+    serialize_tensordict,
+    unfold_batch_dim,
+    union_numpy_dict,
+    union_tensor_dict,
+)
 
 __all__ = [
     "AUTO_PADDING_KEY",
     "PADDING_ROWS_KEY",
+    "Batch",
     "DataProto",
     "DataProtoItem",
     "Field",
     "Mergeable",
     "MetaPolicy",
+    "all_gather_data_proto",
     "check_fields",
+    "collate_fn",
     "column_names",
     "concat_rows",
+    "deserialize_single_tensor",
+    "deserialize_tensordict",
+    "fold_batch_dim",
     "from_padded",
     "interleave_groups",
     "is_rows",
@@ -39,7 +58,12 @@ __all__ = [
     "object_column",
     "pad_dataproto_to_divisor",
     "partition_rows",
+    "serialize_single_tensor",
+    "serialize_tensordict",
     "to_padded",
+    "unfold_batch_dim",
+    "union_numpy_dict",
+    "union_tensor_dict",
     "unpad_dataproto",
     "whole_number",
     "with_padding",

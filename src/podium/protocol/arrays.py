@@ -17,6 +17,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
+from podium.protocol import memory
 from podium.protocol.columns import check_layout
 from podium.protocol.guard import unguarded
 
@@ -25,8 +26,6 @@ NamedArray: TypeAlias = tuple[str, NDArray[Any]]
 ColumnArray: TypeAlias = tuple[str, NamedArray, int | None, int]
 """A column's name, its elements (a jagged one's values, the ragged dim in front), which of the batch's offsets it has (None:
 dense), its ragged dim."""
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def written_as(dtype: torch.dtype) -> tuple[str, torch.dtype]:
     try:
         torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:
-        return str(dtype).removeprefix("torch."), _INTEGERS[dtype.itemsize]
+        return str(dtype).removeprefix("torch."), memory.INTEGERS[dtype.itemsize]
     return str(dtype).removeprefix("torch."), dtype
 
 

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, NoReturn, SupportsIndex, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from podium.errors import DataError, nearest
+from podium.errors import DataError, UnknownNameError, nearest
 from podium.protocol import jagged as jg
 
-ObjectColumn: TypeAlias = NDArray[np.object_]
+ObjectColumn: TypeAlias = NDArray[Any]
+"""[B, ...]: a Python object per row, or numbers of numpy's own dtype."""
+_KEPT_KINDS = frozenset("biufcmM")
+"""Of numpy's dtypes, those that a column keeps: bools, numbers, and times."""
+
+
+def array_column(rows: ObjectColumn | Sequence[Any]) -> ObjectColumn:
+    """A numpy array [B, ...] of objects, numbers or times as it is, one of text with Python's strings; else `object_column`.
+
+    Numbers in another byte order than this machine's are copied, for torch does not take them.
+    """
+    if type(rows) is np.ndarray and rows.ndim:
+        if rows.dtype == object or rows.dtype.kind in _KEPT_KINDS:
+            return rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("="))
+        if rows.dtype.kind in "US":
+            return rows.astype(object)
+    return object_column(rows)
 
 
 def object_column(rows: ObjectColumn | Sequence[Any]) -> ObjectColumn:
@@ -29,12 +45,12 @@ def object_column(rows: ObjectColumn | Sequence[Any]) -> ObjectColumn:
     return np.fromiter(rows, dtype=object, count=len(rows))
 
 
-def object_columns(table: Mapping[str, ObjectColumn | Sequence[Any]]) -> dict[str, ObjectColumn]:
-    """Each as an `object_column`. DataError names one that cannot be."""
+def array_columns(table: Mapping[str, ObjectColumn | Sequence[Any]]) -> dict[str, ObjectColumn]:
+    """Each as an `array_column`. DataError names one that cannot be."""
     columns = {}
     for key, rows in table.items():
         try:
-            columns[key] = object_column(rows)
+            columns[key] = array_column(rows)
         except DataError as exc:
             raise DataError(f"column {key!r}: {exc}") from exc
     return columns
@@ -54,12 +70,17 @@ def is_even(batch: Mapping[str, Tensor]) -> bool:
 def intern_offsets(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same columns; jagged ones of equal lengths share one offsets tensor, so that they can be multiplied.
 
-    All offsets become int64: torch makes jagged tensors of int32 ones too. DataError where those of one do not cover its values.
+    All offsets become int64: torch makes jagged tensors of int32 ones too. DataError for a column that is not a tensor, and where
+    the offsets of one do not cover its values.
     """
     columns = dict(batch)
     known: list[Tensor] = []
     widened: dict[int, Tensor] = {}
     for key, column in batch.items():
+        if not isinstance(column, Tensor):
+            raise DataError(
+                f"tensor column {key!r} is of type {type(column).__name__}: make it a tensor, or put it into non_tensor_batch"
+            )
         if jg.is_jagged(column):
             values, offsets = jg.parts(column)
             first = 0 if any(seen is offsets for seen in known) else int(offsets[0])
@@ -73,6 +94,52 @@ def intern_offsets(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _check_cover(key: str, values: Tensor, end: int, start: int) -> None:
     if start != 0 or end != len(values):
         raise DataError(f"jagged column {key!r} has {len(values)} values, but its offsets cover {start}..{end}")
+
+
+def joined_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
+    """The dtype of joined arrays: their own, or numpy's common one. Object where numpy has none, or where one is object."""
+    distinct = list(dict.fromkeys(dtypes))
+    try:
+        return np.result_type(*distinct)
+    except TypeError:  # numbers and times
+        return np.dtype(object)
+
+
+def as_dtype(key: str, column: ObjectColumn, dtype: np.dtype[Any]) -> ObjectColumn:
+    """The column in a `joined_dtype`. DataError for an int which the float type does not hold exactly."""
+    if column.dtype == dtype:
+        return column
+    if dtype.kind == "O":
+        return object_column(column)
+    wider = column.astype(dtype)
+    if column.dtype.kind in "iu" and dtype.kind in "fc":
+        with np.errstate(invalid="ignore"):
+            changed = column[wider.real.astype(column.dtype) != column]
+        if changed.size:
+            raise DataError(
+                f"concat: column {key!r} is {column.dtype} in one part and of floats in another, and {changed.flat[0]} is not a "
+                f"{dtype}: let all parts have one dtype"
+            )
+    return wider
+
+
+def joined_arrays(key: str, columns: Sequence[ObjectColumn]) -> ObjectColumn:
+    """The rows of all parts of a column in order, in their `joined_dtype`; parts without rows do not decide it.
+
+    DataError where rows of numbers differ in shape.
+    """
+    columns = [column for column in columns if len(column)] or columns[:1]
+    dtype = joined_dtype(column.dtype for column in columns)
+    columns = [as_dtype(key, column, dtype) for column in columns]
+    shapes = {column.shape[1:] for column in columns}
+    if len(shapes) > 1:
+        columns = list(map(object_column, columns)) if dtype.kind == "O" else refuse_shapes(key, shapes)
+    return np.concatenate(columns)
+
+
+def refuse_shapes(key: str, shapes: Iterable[tuple[int, ...]]) -> NoReturn:
+    """DataError for parts of a numpy column whose rows differ in shape."""
+    raise DataError(f"concat: rows of column {key!r} have different shapes: {sorted(shapes)}; make it objects, by object_column")
 
 
 def check_row_counts(batch: Mapping[str, Tensor], objects: Mapping[str, ObjectColumn]) -> None:
@@ -131,7 +198,7 @@ def pick(kind: str, table: Mapping[str, Any], keys: Iterable[str] | None) -> dic
     picked = {}
     for key in names(keys):
         if key not in table:
-            raise DataError(f"no {kind} {key!r}{nearest(key, table)}; there are: {', '.join(table) or 'none'}")
+            raise UnknownNameError(f"no {kind} {key!r}{nearest(key, table)}; there are: {', '.join(table) or 'none'}")
         picked[key] = table[key]
     return picked
 
@@ -160,9 +227,9 @@ def renamed(
 
 
 def as_objects(column: Tensor | ObjectColumn) -> ObjectColumn:
-    """One Python object per row of any column: numbers of a [B] tensor, tensors (views) of any other."""
+    """One Python object per row of any column: numbers of a [B] tensor, tensors (views) of any other; numpy's of an array."""
     if not isinstance(column, Tensor):
-        return column
+        return object_column(column)
     if not jg.is_jagged(column) and column.dim() == 1:
         return object_column(column.tolist())
     return object_column([jg.row_of(column, row) for row in range(jg.num_rows(column))])

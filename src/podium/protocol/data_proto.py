@@ -12,7 +12,7 @@ stay where they were made are `RemoteRows`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, cast, overload
@@ -24,11 +24,12 @@ from torch import Tensor
 
 from podium.errors import ChunkError, DataError
 from podium.protocol import columns as col
-from podium.protocol import disk, indexing, joining, memory, merging, row_dicts, unseen, wire, wording
+from podium.protocol import disk, indexing, joining, merging, row_dicts, unseen, wire, wording
 from podium.protocol import jagged as jg
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
 from podium.protocol.arrays import tensor_bytes
+from podium.protocol.batch import Batch, Columns, batch_of, tensors_of
 from podium.protocol.columns import ObjectColumn
 from podium.protocol.indexing import LastBatch, RowIndex
 from podium.protocol.merging import MetaPolicy
@@ -39,28 +40,30 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 
-class _Batch:
-    """`DataProto.batch`: an attribute like any other, but that it is made at the first look where rows are `unseen`."""
+class _TensorColumns:
+    """`DataProto.batch`: a `Batch`, made at the first look where rows are `unseen`, and of whatever is assigned."""
 
     @overload
     def __get__(self, rows: None, owner: type[DataProto]) -> Self: ...
     @overload
-    def __get__(self, rows: DataProto, owner: type[DataProto]) -> dict[str, Tensor]: ...
-    def __get__(self, rows: DataProto | None, owner: type[DataProto]) -> Self | dict[str, Tensor]:
+    def __get__(self, rows: DataProto, owner: type[DataProto]) -> Batch: ...
+    def __get__(self, rows: DataProto | None, owner: type[DataProto]) -> Self | Batch:
         if rows is None:
             return self
         mine = vars(rows)
+        found: Batch | None = mine.get("batch")
+        if found is not None:
+            return found
         columns: Unseen | None = mine.get("_unseen")
         if columns is not None:
-            mine.setdefault("batch", unseen.made(columns))  # another thread may do the same
+            mine.setdefault("batch", Batch(unseen.made(columns)))  # another thread may do the same
             mine.pop("_unseen", None)
         if "batch" not in mine:
             raise AttributeError(f"{type(rows).__name__!r} object has no attribute 'batch'", name="batch", obj=rows)
-        return cast("dict[str, Tensor]", mine["batch"])
+        return cast(Batch, mine["batch"])
 
-    if TYPE_CHECKING:  # without it what is assigned goes where any attribute does, and is found there first
-
-        def __set__(self, rows: DataProto, columns: dict[str, Tensor]) -> None: ...
+    def __set__(self, rows: DataProto, columns: Columns | None) -> None:
+        vars(rows)["batch"] = batch_of(columns)
 
 
 class DataProto:
@@ -71,7 +74,7 @@ class DataProto:
     (3, [1, 2], ['a', 'b', 'c'], {'step': 7})
     """
 
-    batch = _Batch()
+    batch = _TensorColumns()
     non_tensor_batch: dict[str, ObjectColumn]
     meta_info: dict[str, Any]
     _unseen: Unseen
@@ -79,7 +82,7 @@ class DataProto:
 
     def __init__(
         self,
-        batch: Mapping[str, Tensor] | None = None,
+        batch: Columns | None = None,
         non_tensor_batch: Mapping[str, ObjectColumn | Sequence[Any]] | None = None,
         meta_info: Mapping[str, Any] | None = None,
         *,
@@ -92,10 +95,10 @@ class DataProto:
         `auto_padding` allows dispatch to pad the rows to equal shards. `meta_policies` says how values of the meta become one
         when batches are concatenated, for those that need not be equal. Both stay with the rows through every operation.
         """
-        tensors = {} if batch is None else dict(batch)  # a TensorDict has no truth value
+        tensors = Batch(tensors_of(batch))
         is_even = col.is_even(tensors)
-        self.batch = tensors if is_even else col.intern_offsets(tensors)
-        self.non_tensor_batch = col.object_columns(non_tensor_batch) if non_tensor_batch else {}
+        vars(self)["batch"] = tensors if is_even else Batch(col.intern_offsets(tensors))
+        self.non_tensor_batch = col.array_columns(non_tensor_batch) if non_tensor_batch else {}
         self.meta_info = dict(meta_info) if meta_info else {}
         if not isinstance(auto_padding, bool):
             raise DataError(f"auto_padding is True or False, got {auto_padding!r}")
@@ -112,10 +115,11 @@ class DataProto:
         tensors: Mapping[str, Tensor] | None = None,
         non_tensors: Mapping[str, ObjectColumn | Sequence[Any]] | None = None,
         meta_info: Mapping[str, Any] | None = None,
-        *,
+        num_batch_dims: int = 1,
         auto_padding: bool = False,
     ) -> Self:
-        """The constructor under the name that verl's users know."""
+        """The constructor under the name that verl's users know. DataError for other than one batch dim."""
+        _check_batch_dims(num_batch_dims)
         return cls(tensors, non_tensors, meta_info, auto_padding=auto_padding)
 
     @classmethod
@@ -123,7 +127,6 @@ class DataProto:
         cls,
         data: Mapping[str, Tensor | NDArray[Any]],
         meta_info: Mapping[str, Any] | None = None,
-        *,
         auto_padding: bool = False,
     ) -> Self:
         """Tensors and numpy arrays in one dict: tensor and object columns. DataError for a value of another type."""
@@ -147,14 +150,19 @@ class DataProto:
         return cls(*row_dicts.columns_of(rows, stack), meta_info)
 
     @classmethod
-    def from_tensordict(cls, data: TensorDict) -> Self:
+    def from_tensordict(
+        cls, tensor_dict: TensorDict, meta_info: Mapping[str, Any] | None = None, num_batch_dims: int = 1
+    ) -> Self:
         """Its tensors (storage is shared), its `NonTensorStack`s as object columns, copies of its `NonTensorData` as meta.
 
-        DataError for nested TensorDicts and for a batch size of more than one dim.
+        `meta_info` adds to the meta. DataError for nested TensorDicts, for a batch size of more than one dim, and for a key of
+        `meta_info` that the TensorDict has with another value.
         """
         from podium.protocol import tensordicts
 
-        return cls(*tensordicts.take_apart(data))
+        _check_batch_dims(num_batch_dims)
+        made = cls(*tensordicts.take_apart(tensor_dict))
+        return made.union(DataProto(meta_info=meta_info)) if meta_info else made
 
     def to_tensordict(self) -> TensorDict:
         """The same rows for code that works on TensorDicts; storage is shared, meta is not. The inverse of `from_tensordict`.
@@ -188,16 +196,16 @@ class DataProto:
         return map(self._item, range(len(self)))
 
     def _item(self, number: int) -> DataProtoItem:
-        row = int(indexing.row_numbers([number], len(self)))
-        meta = mt.meta_of_rows(self.meta_info, range(row, row + 1), len(self))
-        return row_dicts.item(self.batch, self.non_tensor_batch, meta, row)
+        count = len(self)
+        row = int(indexing.row_numbers([number], count))
+        return row_dicts.item(self.batch, self.non_tensor_batch, self.meta_info, row, count)
 
-    def slice(self, start: int | None = None, stop: int | None = None, step: int | None = None) -> Self:
-        """Rows [start:stop:step] with Python's rules. Tensor columns are views when the step is 1."""
-        first, last, stride = slice(start, stop, step).indices(len(self))
-        if stride != 1:
-            return self.select_idxs(torch.arange(first, last, stride) if (last - first) * stride > 0 else torch.arange(0))
-        last = max(first, last)
+    def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> Self:
+        """Rows [start:end:step] with Python's rules. Tensor columns are views when the step is 1."""
+        rows = range(len(self))[slice(start, end, step)]
+        if rows.step != 1:
+            return self.select_idxs(torch.tensor(rows, dtype=torch.int64))
+        first, last = rows.start, max(rows.start, rows.stop)
         source = self._checked()
         return self._made_of(
             moves.slice_tensors(source.batch, first, last),
@@ -205,23 +213,19 @@ class DataProto:
             mt.meta_of_rows(self.meta_info, range(first, last), len(source)),
         )
 
-    def select_idxs(self, index: RowIndex) -> Self:
+    def select_idxs(self, idxs: RowIndex) -> Self:
         """The rows that a boolean mask [B] marks, or the rows of the given numbers [B'], in that order; copies."""
-        rows = indexing.row_numbers(index, len(self))
+        rows = indexing.row_numbers(idxs, len(self))
         source = self._checked()
         return self._made_of(
-            moves.map_rows(
-                source.batch,
-                lambda column: memory.index_select(column, rows.to(column.device)),
-                lambda offsets: jg.gather(offsets, rows.to(offsets.device)),
-            ),
+            moves.select_tensors(source.batch, rows),
             {key: objects[rows.numpy()] for key, objects in source.non_tensor_batch.items()},
             mt.meta_of_rows(self.meta_info, rows, len(source)),
         )
 
     def reorder(self, indices: RowIndex) -> None:
-        """Put the rows in the given order, in place."""
-        self._become(self.select_idxs(indexing.permutation(indices, len(self))))
+        """Put the rows of these numbers, which may be some or repeat, in that order, in place: `select_idxs` of this object."""
+        self._become(self.select_idxs(indices))
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
         """Each row k times in a row (a a b b), or the whole batch k times (a b a b) without `interleave`."""
@@ -236,17 +240,22 @@ class DataProto:
         return self.select_idxs(indexing.repeated(repeat_times, len(self)))
 
     def unfold_column_chunks(self, n_split: int, split_keys: Iterable[str] | None = None) -> Self:
-        """Cut each row of the named tensor columns into `n_split` equal pieces that become rows; repeat rows of all others.
+        """Cut each row of the named columns, tensors or arrays, into `n_split` equal pieces that become rows; repeat all others.
 
         [B, S, ...] becomes [B * n, S / n, ...], row by row. None names every tensor column whose rows have a length: jagged
         ones, and dense ones of two dims or more. DataError names the column, and the row of a jagged one, that does not divide.
         """
         n_split = col.whole_number("n_split", n_split)
-        pieces = moves.unfold_table(self._checked().batch, n_split, split_keys)
-        repeated = self.select([key for key in self.batch if key not in pieces]).repeat(n_split)
+        named = None if split_keys is None else col.names(split_keys)
+        arrays = {key: rows for key, rows in self.non_tensor_batch.items() if key in (named or ())}
+        cut_arrays = {key: moves.unfold_array(key, rows, n_split) for key, rows in arrays.items()}
+        pieces = moves.unfold_table(self._checked().batch, n_split, named and [key for key in named if key not in arrays])
+        whole = [key for key in self.batch if key not in pieces], [key for key in self.non_tensor_batch if key not in arrays]
+        repeated = self.select(*whole).repeat(n_split)
         tensors = {key: pieces[key] if key in pieces else repeated.batch[key] for key in self.batch}
         numbers = torch.arange(len(self)).repeat_interleave(n_split)
-        return type(self)(tensors, repeated.non_tensor_batch, mt.meta_of_rows(self.meta_info, numbers, len(self)))
+        meta = mt.meta_of_rows(self.meta_info, numbers, len(self))
+        return type(self)(tensors, repeated.non_tensor_batch | cut_arrays, meta)
 
     def partition(self, num_parts: int) -> list[Self]:
         """Exactly `num_parts` consecutive parts whose sizes differ by at most one; empty parts keep their columns."""
@@ -280,10 +289,11 @@ class DataProto:
     ) -> Iterator[Self]:
         """Mini-batches of all rows, epoch after epoch; with a seed in an order that each epoch draws anew from the seed alone.
 
-        `dataloader_kwargs={"shuffle": False}` keeps the order whatever the seed. `last` says what becomes of rows that fill no
-        mini-batch: "error" before the first one, "short", "drop", or "pad" with copies that `padding_mask` marks.
+        `dataloader_kwargs={"shuffle": False}` keeps the order whatever the seed; `"drop_last": True` in it is `last="drop"`.
+        `last` says what becomes of rows that fill no mini-batch: "error" before the first one, "short", "drop", or "pad" with
+        copies that `padding_mask` marks.
         """
-        seed = indexing.shuffle_seed(seed, dict(dataloader_kwargs or {}))
+        seed, last = indexing.of_dataloader(seed, last, dict(dataloader_kwargs or {}))
         mini_batch_size = col.whole_number("mini_batch_size", mini_batch_size)
         epochs = col.whole_number("epochs", epochs)
         indexing.check_mini_batches(len(self), mini_batch_size, epochs, last)
@@ -294,36 +304,37 @@ class DataProto:
     @classmethod
     def concat(
         cls,
-        parts: Sequence[Self],
+        data: Sequence[Self],
         *,
         meta_policies: Mapping[str, MetaPolicy] | None = None,
         missing: Literal["error", "none"] = "error",
     ) -> Self:
-        """The rows of all parts, in order. Every part must have the same columns, of the same dtype and kind.
+        """The rows of all data, in order. Every part must have the same columns, of the same dtype and kind.
 
         With `missing="none"` they become what one worker would have made of all rows. A column that some part lacks, or has as
         objects, becomes objects, None where it is missing. Numbers of several types get one that holds them all, or become
         objects. Parts without rows decide nothing.
-        Meta may be missing in some parts. How it merges: `meta_policies` overrules what the parts declare; a `Mergeable` value
+        Meta may be missing in some data. How it merges: `meta_policies` overrules what the data declare; a `Mergeable` value
         merges itself; any other must be equal.
         """
-        if not parts:
+        if not data:
             raise DataError("concat needs at least one batch")
         if missing not in ("error", "none"):
             raise DataError(f"missing columns are an 'error' or filled with 'none', got {missing!r}")
-        is_plain = cls is DataProto and not any(part.non_tensor_batch for part in parts)
-        joined = unseen.joined([part._unseen_columns() for part in parts]) if is_plain else None
+        is_plain = cls is DataProto and not any(part.non_tensor_batch for part in data)
+        joined = unseen.joined([part._unseen_columns() for part in data]) if is_plain else None
         if joined is not None:
-            return cls._of_unseen(joined, {}, merging.merge_meta([part.meta_info for part in parts], parts, meta_policies))
-        tensors, objects, metas = zip(*(part._tables() for part in parts), strict=True)
+            return cls._of_unseen(joined, {}, merging.merge_meta([part.meta_info for part in data], data, meta_policies))
+        tensors, objects, metas = zip(*(part._tables() for part in data), strict=True)
+        objects = tuple(map(col.array_columns, objects))
         if missing == "none":
-            tensors, objects = moves.none_for_missing(tensors, objects, [len(part) for part in parts])
+            tensors, objects = moves.none_for_missing(tensors, objects, [len(part) for part in data])
         moves.same_keys("tensor column", tensors)
         moves.same_keys("object column", objects)
         return cls(
             moves.concat_tensors(tensors),
-            {key: np.concatenate([table[key] for table in objects]) for key in objects[0]},
-            merging.merge_meta(metas, parts, meta_policies),
+            {key: col.joined_arrays(key, [table[key] for table in objects]) for key in objects[0]},
+            merging.merge_meta(metas, data, meta_policies),
         )
 
     # -- padding ------------------------------------------------------------------------------------------------------
@@ -347,15 +358,25 @@ class DataProto:
         mask[[row for row in self.meta_info.get(mt.PADDING_ROWS_KEY, ()) if row < len(mask)]] = True
         return mask
 
-    def filled(self, rows: Tensor, size: int) -> Self:
-        """The rows of these numbers and then, up to `size`, copies of the batch's last one, which the meta marks as padding."""
+    def filled(self, rows: Tensor, size: int, *, copied: int = -1) -> Self:
+        """The rows of these numbers and then, up to `size`, copies of the row `copied`, which the meta marks as padding."""
         if len(rows) == size:
             return self.select_idxs(rows)
-        padding = torch.full((size - len(rows),), len(self) - 1)
+        padding = torch.full((size - len(rows),), copied)
         filled = self.select_idxs(torch.cat([rows, padding]))
         marked = filled.padding_mask[: len(rows)].nonzero().flatten().tolist()
         mt.mark_padding(filled.meta_info, [*marked, *range(len(rows), size)], size)
         return filled
+
+    def padding(self, padding_size: int, padding_candidate: Literal["first", "last", ""] = "last") -> None:
+        """Add copies of the last row, or of the "first", in place. `padding_mask` marks them."""
+        padding_size = col.whole_number("padding_size", padding_size)
+        if padding_candidate not in ("first", "last", ""):
+            raise DataError(f"padding copies the 'first' or the 'last' row, got padding_candidate={padding_candidate!r}")
+        if padding_size < 0 or (padding_size and not len(self)):
+            raise DataError(f"{padding_size} rows of padding cannot be added to {len(self)} rows")
+        copied = 0 if padding_candidate == "first" else -1
+        self._become(self.filled(torch.arange(len(self)), len(self) + padding_size, copied=copied))
 
     def unmarked(self) -> Self:
         """The same rows without the mark of padding: all are taken for real."""
@@ -385,10 +406,13 @@ class DataProto:
         )
 
     def pop(
-        self, batch_keys: Iterable[str] = (), non_tensor_batch_keys: Iterable[str] = (), meta_info_keys: Iterable[str] = ()
+        self,
+        batch_keys: Iterable[str] | None = None,
+        non_tensor_batch_keys: Iterable[str] | None = None,
+        meta_info_keys: Iterable[str] | None = None,
     ) -> Self:
-        """Take the named columns out of this batch and return them as one of their own."""
-        names = [col.names(keys) for keys in (batch_keys, non_tensor_batch_keys, meta_info_keys)]
+        """Take the named columns out of this batch and return them as one of their own; None takes none of that kind."""
+        names = [col.names(keys or ()) for keys in (batch_keys, non_tensor_batch_keys, meta_info_keys)]
         taken = self.select(names[0], names[1], names[2])
         for table, keys in zip(self._tables(), names, strict=True):
             for key in dict.fromkeys(keys):
@@ -419,26 +443,26 @@ class DataProto:
         """DataError when columns that were assigned since, as in `data.batch["x"] = ...`, disagree on the row count."""
         self._checked()
 
-    def save_to_disk(self, path: str | Path) -> None:
+    def save_to_disk(self, filepath: str | Path) -> None:
         """Write one safetensors file, whole or not at all.
 
         DataError names a column, an object and its row, or a meta key that a file cannot hold.
         """
-        disk.save(Path(path), self._checked_tables())
+        disk.save(Path(filepath), self._checked_tables())
 
     @classmethod
-    def load_from_disk(cls, path: str | Path) -> Self:
+    def load_from_disk(cls, filepath: str | Path) -> Self:
         """What `save_to_disk` wrote, on the CPU. Nothing in the file is run. DataError for one that is missing or damaged."""
-        return cls(*disk.load(Path(path)))
+        return cls(*disk.load(Path(filepath)))
 
     def to(self, device: torch.device | str) -> Self:
-        """A batch whose tensors are on `device`; shares what is there already."""
-        return self._map_values(lambda values: values.to(device))
+        """Move the tensors to `device`, in place; returns self. What is there already is kept."""
+        self.batch = self.batch.to(device)
+        return self
 
     def clone(self) -> Self:
         """A batch that shares nothing that can be changed with this one."""
-        cloned = self._map_values(Tensor.clone)
-        return type(self)(cloned.batch, copy.deepcopy(self.non_tensor_batch), mt.copy_meta(self.meta_info))
+        return type(self)(self.batch.clone(), copy.deepcopy(self.non_tensor_batch), mt.copy_meta(self.meta_info))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.clone()
@@ -448,7 +472,7 @@ class DataProto:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         packed = self._to_pack().packed(buffers=protocol.__index__() >= 5)
-        objects = {key: list(rows) for key, rows in self.non_tensor_batch.items()}
+        objects = {key: wire.pack_array(rows, buffers=protocol.__index__() >= 5) for key, rows in self.non_tensor_batch.items()}
         if type(self) is not DataProto:
             return _rebuild, (type(self), packed, objects, self.meta_info)
         return rows_of, (packed, self.meta_info, objects) if objects else (packed, self.meta_info)
@@ -457,6 +481,20 @@ class DataProto:
         columns = [f"{key}: {wording.describe(column)}" for key, column in self.batch.items()]
         columns += [f"{key}: objects" for key in self.non_tensor_batch]
         return f"{type(self).__name__}({len(self)} rows; {', '.join(columns)}; meta: {', '.join(self.meta_info) or 'none'})"
+
+    def get_data_info(self) -> str:
+        """A line for each column and each value of the meta: its kind, and where it is."""
+        tensors = [f"  {key}: {wording.describe(column)} on {column.device}" for key, column in self.batch.items()]
+        arrays = [f"  {key}: {rows.dtype}{list(rows.shape)}" for key, rows in self.non_tensor_batch.items()]
+        meta = [f"  {key}: {type(value).__name__}" for key, value in self.meta_info.items()]
+        return "\n".join(["batch", *tensors, "non_tensor_batch", *arrays, "meta_info", *meta])
+
+    def print_size(self, prefix: str = "") -> None:
+        """Print how many GiB the tensors and the numpy arrays have; of objects, their references alone."""
+        tensors = sum(map(tensor_bytes, self.batch.values())) / 2**30
+        arrays = sum(rows.nbytes for rows in self.non_tensor_batch.values()) / 2**30
+        sizes = f"tensors: {tensors:.6f} GiB, non_tensor_batch: {arrays:.6f} GiB"
+        print(f"{prefix}, {sizes}" if prefix else sizes)  # noqa: T201 - which its name says
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -474,10 +512,11 @@ class DataProto:
         return rows
 
     @classmethod
-    def _made_of(cls, batch: dict[str, Tensor], objects: dict[str, ObjectColumn], meta: dict[str, Any]) -> Self:
+    def _made_of(cls, batch: Mapping[str, Tensor], objects: dict[str, ObjectColumn], meta: dict[str, Any]) -> Self:
         # Without the constructor's checks, which would cost as much as the views: for rows of what has passed them.
         made = cls.__new__(cls)
-        made.batch, made.non_tensor_batch, made.meta_info = batch, objects, meta
+        vars(made)["batch"] = Batch(batch)
+        made.non_tensor_batch, made.meta_info = objects, meta
         return made
 
     @classmethod
@@ -520,16 +559,12 @@ class DataProto:
         metas = [mt.meta_of_rows(self.meta_info, range(start, stop), bounds[-1]) for start, stop in pairwise(bounds)]
         return objects, metas
 
-    def _map_values(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a change that keeps shapes to the storage of every tensor column."""
-        return type(self)(moves.map_values(self.batch, change), self.non_tensor_batch, mt.copy_meta(self.meta_info))
 
-
-def rows_of(packed: wire.Packed, meta: dict[str, Any], objects: Mapping[str, Sequence[Any]] | None = None) -> DataProto:
+def rows_of(packed: wire.Packed, meta: dict[str, Any], objects: Mapping[str, wire.ArrayRecord] | None = None) -> DataProto:
     """Rows that were checked where they were packed: to check them again would cost a tiny batch half as much again."""
     wire.check_readable(packed)
-    columns = {key: col.object_column(rows) for key, rows in objects.items()} if objects else {}
     is_shared = wire.reads_shared()
+    columns = {key: wire.unpack_array(record, is_shared=is_shared) for key, record in objects.items()} if objects else {}
     if not is_shared and not wire.is_private(packed):  # it may change until somebody looks
         return DataProto._made_of(wire.unpack(packed), columns, meta)
     return DataProto._of_unseen(Arrived(packed, is_shared), columns, meta)
@@ -560,6 +595,13 @@ def _even_bounds(num_rows: int, parts: int) -> list[int]:
     return [part * size + min(part, extra) for part in range(parts + 1)]
 
 
-def _rebuild(cls: type[DataProto], packed: wire.Packed, objects: dict[str, list[Any]], meta: dict[str, Any]) -> DataProto:
+def _check_batch_dims(count: int) -> None:
+    if count != 1:
+        raise DataError(f"rows have one batch dim, got num_batch_dims={count}: what is behind the first dim belongs to the row")
+
+
+def _rebuild(cls: type[DataProto], packed: wire.Packed, objects: dict[str, wire.ArrayRecord], meta: dict[str, Any]) -> DataProto:
     wire.check_readable(packed)
-    return cls(wire.unpack(packed, is_shared=wire.reads_shared()), objects, meta)
+    is_shared = wire.reads_shared()
+    columns = {key: wire.unpack_array(record, is_shared=is_shared) for key, record in objects.items()}
+    return cls(wire.unpack(packed, is_shared=is_shared), columns, meta)

@@ -29,7 +29,9 @@ from podium.protocol import jagged as jg
 from podium.protocol import wording
 from podium.protocol.columns import ObjectColumn
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+_READ_VERSIONS = (2, FORMAT_VERSION)
+"""Version 2 had no arrays as columns."""
 _DESCRIPTION = "podium"
 """The file's entry that holds the JSON as bytes: safetensors' own header is limited in size."""
 _DIGEST = "sha256"
@@ -61,7 +63,7 @@ def save(path: Path, tables: Tables) -> None:
         raise DataError(f"cannot save a batch as {path}: {exc}") from exc
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, list[Any]], dict[str, Any]]:
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, list[Any] | ObjectColumn], dict[str, Any]]:
     """What `save` wrote, tensors on the CPU. DataError names a file that is missing, damaged or of another kind."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -111,6 +113,8 @@ class _Stored(dict[str, Tensor]):
             )
         name = f"t{len(self)}"
         dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if not dense.numel():  # whatever its strides were
+            dense = torch.empty(dense.shape, dtype=dense.dtype)
         storage = dense.untyped_storage().data_ptr()
         self[name] = dense.clone() if storage in self._storages else dense
         self._storages.add(storage)
@@ -143,14 +147,18 @@ def _describe(tensors: Mapping[str, Tensor], objects: Mapping[str, ObjectColumn]
     description = {
         "version": FORMAT_VERSION,
         "columns": columns,
-        "objects": {
-            key: [_entry(value, stored, f"object column {key!r}, row {row}") for row, value in enumerate(rows)]
-            for key, rows in objects.items()
-        },
+        "objects": {key: _column_entry(key, rows, stored) for key, rows in objects.items()},
         "meta": {key: _entry(value, stored, f"meta {key!r}") for key, value in meta.items()},
     }
     text = json.dumps(description).encode()
     return {**stored, _DESCRIPTION: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+
+
+def _column_entry(key: str, rows: ObjectColumn, stored: _Stored) -> Any:
+    """An array of numbers as one value, any other row by row."""
+    if rows.dtype != object:
+        return _entry(rows, stored, f"object column {key!r}")
+    return [_entry(value, stored, f"object column {key!r}, row {row}") for row, value in enumerate(rows)]
 
 
 def _check_names(kind: str, names: Iterable[object]) -> None:
@@ -231,19 +239,19 @@ def _sync(path: Path) -> None:
 
 def _description(stored: Mapping[str, Tensor]) -> dict[str, Any]:
     description: dict[str, Any] = json.loads(stored[_DESCRIPTION].numpy().tobytes())
-    if description["version"] != FORMAT_VERSION:
+    if description["version"] not in _READ_VERSIONS:
         raise ValueError(f"it is of format {description['version']}, this version reads {FORMAT_VERSION}; save it anew")
     return description
 
 
 def _restore(
     description: Mapping[str, Any], stored: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, list[Any]], dict[str, Any]]:
+) -> tuple[dict[str, Tensor], dict[str, list[Any] | ObjectColumn], dict[str, Any]]:
     tensors = {
         key: stored[name] if offsets is None else jg.jagged(stored[name], _offsets(key, stored[offsets]), ragged_dim)
         for key, name, offsets, ragged_dim in description["columns"]
     }
-    objects = {key: [_decode(value, stored) for value in rows] for key, rows in description["objects"].items()}
+    objects = {key: _decode(rows, stored) for key, rows in description["objects"].items()}
     return tensors, objects, {key: _decode(value, stored) for key, value in description["meta"].items()}
 
 

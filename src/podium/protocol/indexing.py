@@ -62,14 +62,6 @@ def _tensor_of(what: str, index: RowIndex) -> Tensor:
         raise DataError(f"{what}, got {index!r}") from exc
 
 
-def permutation(indices: RowIndex, count: int) -> Tensor:
-    """[B] row numbers; DataError unless every row is there once."""
-    order = row_numbers(indices, count)
-    if len(order) != count or int(torch.bincount(order, minlength=count).max() if count else 0) > 1:
-        raise DataError(f"reorder needs a permutation of the {count} rows, got {np.asarray(indices).tolist()}")
-    return order
-
-
 def repeated(times: Sequence[int] | Tensor | NDArray[Any], count: int) -> Tensor:
     """[B'] row numbers: row b as often as `times[b]` says. DataError names the row whose number cannot be."""
     counts = _tensor_of("repeat counts are a list of integers", times)
@@ -105,12 +97,16 @@ def check_mini_batches(count: int, size: int, epochs: int, last: LastBatch) -> N
         raise DataError(f"{count} rows make no whole mini-batches of {size}; say last='short', 'drop' or 'pad'")
 
 
-def shuffle_seed(seed: int | None, dataloader_kwargs: dict[str, Any]) -> int | None:
-    """The seed of the order; None where it is not shuffled. Of a DataLoader's arguments, there is `shuffle` only."""
-    unknown = sorted(dataloader_kwargs.keys() - {"shuffle"})
+def of_dataloader(seed: int | None, last: LastBatch, dataloader_kwargs: dict[str, Any]) -> tuple[int | None, LastBatch]:
+    """The seed of the order, None where it is not shuffled, and what becomes of the last rows, by a DataLoader's arguments."""
+    unknown = sorted(dataloader_kwargs.keys() - {"shuffle", "drop_last"})
     if unknown:
-        raise DataError(f"make_iterator reads 'shuffle' of dataloader_kwargs and no other; take {unknown} out")
+        raise DataError(f"make_iterator reads 'shuffle' and 'drop_last' of dataloader_kwargs; take {unknown} out")
+    if dataloader_kwargs.get("drop_last", False):
+        if last not in ("error", "drop"):
+            raise DataError(f"dataloader_kwargs drops the last rows, but last={last!r}: leave one of them out")
+        last = "drop"
     shuffle = dataloader_kwargs.get("shuffle", seed is not None)
     if shuffle and seed is None:
         raise DataError("make_iterator shuffles by a seed of its own, never by the global generator; give seed=...")
-    return whole_number("seed", seed) if seed is not None and shuffle else None
+    return whole_number("seed", seed) if seed is not None and shuffle else None, last

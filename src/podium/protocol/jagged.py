@@ -214,7 +214,7 @@ def to_padded(column: Tensor, fill: float = 0) -> Tensor:
     lengths = offsets.diff()
     longest = int(lengths.max()) if len(lengths) else 0
     padded = values.new_full((len(lengths), longest, *values.shape[1:]), fill)
-    padded[torch.arange(longest, device=values.device) < lengths[:, None]] = values
+    memory.as_bits(padded)[torch.arange(longest, device=values.device) < lengths[:, None]] = memory.as_bits(values)
     return padded.movedim(1, ragged_dim(column))
 
 
@@ -222,7 +222,7 @@ def from_padded(padded: Tensor, lengths: Tensor, ragged_dim: int = 1) -> Tensor:
     """The jagged column whose row b is `padded[b, :lengths[b]]`; the inverse of `to_padded`."""
     turned = padded.movedim(ragged_dim, 1)
     inside = torch.arange(turned.shape[1], device=padded.device) < lengths[:, None]
-    return jagged(turned[inside], offsets_of(lengths), ragged_dim)
+    return jagged(memory.as_bits(turned)[inside].view(padded.dtype), offsets_of(lengths), ragged_dim)
 
 
 def interleave(first: Tensor, second: Tensor) -> Tensor:
@@ -236,6 +236,7 @@ def interleave(first: Tensor, second: Tensor) -> Tensor:
     if len(a_offsets) != len(b_offsets):
         raise DataError(f"rows must agree to be joined: {len(a_offsets) - 1} and {len(b_offsets) - 1}")
     values = a_values.new_empty((len(a_values) + len(b_values), *a_values.shape[1:]))
-    values[torch.arange(len(a_values), device=values.device) + b_offsets[row_ids(a_offsets)]] = a_values
-    values[torch.arange(len(b_values), device=values.device) + a_offsets[1:][row_ids(b_offsets)]] = b_values
+    bits = memory.as_bits(values)
+    bits[torch.arange(len(a_values), device=values.device) + b_offsets[row_ids(a_offsets)]] = memory.as_bits(a_values)
+    bits[torch.arange(len(b_values), device=values.device) + a_offsets[1:][row_ids(b_offsets)]] = memory.as_bits(b_values)
     return like(first, values, a_offsets + b_offsets)

@@ -28,7 +28,10 @@ def join_tables(mine: Tables, theirs: Tables) -> tuple[dict[str, Any], dict[str,
     declared = merging.joined_policies([mine[2], theirs[2]])
     for kind, table, added in zip(("tensor column", "object column", "meta key"), mine, theirs, strict=True):
         for key in table.keys() & added.keys() - {META_POLICIES_KEY}:
-            _check_equal(f"union: {kind} {key!r}", table[key], added[key])
+            pair = table[key], added[key]
+            if kind == "object column" and pair[0].dtype != pair[1].dtype:
+                pair = as_objects(pair[0]), as_objects(pair[1])  # as where the numbers of one of them were given in a list
+            _check_equal(f"union: {kind} {key!r}", *pair)
     meta = {**mine[2], **copy_meta(theirs[2])} | ({META_POLICIES_KEY: declared} if declared else {})
     return {**mine[0], **theirs[0]}, {**mine[1], **theirs[1]}, meta
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import jagged as jg
 from podium.protocol.arrays import dtype_of, tensor_bytes
-from podium.protocol.columns import ObjectColumn, object_column
+from podium.protocol.columns import ObjectColumn, joined_dtype, refuse_shapes
 from podium.protocol.data_proto import DataProto
 
 SAMPLED_ROWS = 64
@@ -27,16 +27,19 @@ class Kind:
     dtype: str
     """Torch's name of it; empty for a column of objects."""
     row_shape: tuple[int, ...] = ()
-    """The shape of a row of a dense column, or of a value of a jagged one."""
+    """The shape of a row of a dense column or a numpy array, or of a value of a jagged one."""
     ragged_dim: int = 0
     """Which dim of the column is ragged; 0 for a dense one."""
+    array_dtype: str = ""
+    """Numpy's name of the dtype of a column that is a numpy array; empty for one of tensors."""
     object_bytes: int = field(default=0, compare=False)
-    """About how many bytes a row of objects has."""
+    """About how many bytes a row of a numpy array has."""
 
     @classmethod
     def of(cls, column: Tensor | ObjectColumn) -> Kind:
         if isinstance(column, np.ndarray):
-            return cls("", object_bytes=-(-about_bytes(column) // max(1, len(column))))
+            size = -(-about_bytes(column) // max(1, len(column)))
+            return cls("", column.shape[1:], array_dtype=column.dtype.str, object_bytes=size)
         name = str(column.dtype).removeprefix("torch.")
         if jg.is_jagged(column):
             return cls(name, tuple(jg.parts(column)[0].shape[1:]), jg.ragged_dim(column))
@@ -56,27 +59,37 @@ class Kind:
     def empty(self) -> Tensor | ObjectColumn:
         """A column of this kind and no rows."""
         if self.is_object:
-            return object_column([])
+            return np.empty((0, *self.row_shape), self.array_dtype)
         values = torch.empty((0, *self.row_shape), dtype=dtype_of(self.dtype))
         return jg.jagged(values, torch.zeros(1, dtype=torch.int64), self.ragged_dim) if self.ragged_dim else values
 
     def __str__(self) -> str:
         if self.is_object:
-            return "objects"
+            return "objects" if self.array_dtype == "|O" else f"numpy's {np.dtype(self.array_dtype)}"
         shape: list[int | str] = list(self.row_shape)
         if self.ragged_dim:
             shape.insert(self.ragged_dim - 1, "*")
         return f"{self.dtype}[{', '.join(['B', *map(str, shape)])}]"
 
 
-def check_same_kind(key: str, kinds: Sequence[Kind]) -> Kind:
-    """The kind that all parts' columns have; objects are as large as the largest part's. DataError where they differ."""
+def joined_kind(key: str, kinds: Sequence[Kind]) -> Kind:
+    """The kind of a column of which these are parts. DataError where they cannot be joined.
+
+    Arrays have the dtype of `joined_dtype` and are as large as the largest part's.
+    """
+    if all(kind.is_object for kind in kinds):
+        dtype = joined_dtype(np.dtype(kind.array_dtype) for kind in kinds)
+        shapes = {kind.row_shape for kind in kinds}
+        if len(shapes) > 1 and dtype.kind != "O":
+            refuse_shapes(key, shapes)
+        size = max(kind.object_bytes for kind in kinds)
+        return Kind("", shapes.pop() if len(shapes) == 1 else (), array_dtype=dtype.str, object_bytes=size)
     if len(set(kinds)) > 1:
         if len({(kind.dtype, kind.ragged_dim) for kind in kinds}) == 1 and not kinds[0].ragged_dim:
-            shapes = sorted({kind.row_shape for kind in kinds})
-            raise DataError(f"concat: rows of column {key!r} have different shapes: {shapes}; make it jagged")
+            shapes = {kind.row_shape for kind in kinds}
+            raise DataError(f"concat: rows of column {key!r} have different shapes: {sorted(shapes)}; make it jagged")
         raise DataError(f"concat: column {key!r} differs between parts: {', '.join(map(str, kinds))}")
-    return max(kinds, key=lambda kind: kind.object_bytes)
+    return kinds[0]
 
 
 def bytes_of_columns(rows: DataProto) -> dict[str, int]:
@@ -86,7 +99,9 @@ def bytes_of_columns(rows: DataProto) -> dict[str, int]:
 
 
 def about_bytes(column: ObjectColumn) -> int:
-    """About how many bytes a column of objects has, by looking at some of them."""
+    """How many bytes a numpy column has; of objects, about how many, by looking at some of them."""
+    if column.dtype != object:
+        return column.nbytes
     step = max(1, len(column) // SAMPLED_ROWS)
     return step * sum(_object_bytes(value) for value in column[::step])
 

@@ -8,12 +8,15 @@ Columns on a device, with a graph, or of a subclass of Tensor go the ordinary wa
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from podium.protocol.guard import unguarded
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 LARGE_BYTES = 4 << 20
 """From here on numpy asks for huge pages."""
@@ -43,13 +46,34 @@ def cat(parts: list[Tensor]) -> Tensor:
 
 
 def index_select(rows: Tensor, index: Tensor) -> Tensor:
-    """`rows.index_select(0, index)`."""
+    """`rows.index_select(0, index)`, of every dtype."""
+    bits = as_bits(rows)
+    return _index_select(rows, index) if bits is rows else _index_select(bits, index).view(rows.dtype)
+
+
+def _index_select(rows: Tensor, index: Tensor) -> Tensor:
     if rows.nbytes * len(index) < LARGE_BYTES * len(rows):
         return rows.index_select(0, index)
     readable = unguarded(rows)
     if not _is_plain(readable):
         return readable.index_select(0, index)
     return torch.index_select(readable, 0, index, out=empty_like_rows(readable, len(index)))
+
+
+def as_bits(values: Tensor) -> Tensor:
+    """The same memory, as integers of the same width where torch cannot index values of the dtype (uint16, uint32, uint64)."""
+    return values if _is_indexed(values.dtype) else values.view(INTEGERS[values.itemsize])
+
+
+@cache
+def _is_indexed(dtype: torch.dtype) -> bool:
+    place = torch.zeros(1, dtype=torch.int64, device="cpu")
+    try:
+        one = torch.empty(1, dtype=dtype, device="cpu")
+        one[place] = one.index_select(0, place)
+    except (NotImplementedError, RuntimeError):
+        return dtype.itemsize not in INTEGERS
+    return True
 
 
 def _is_plain(rows: Tensor) -> bool:

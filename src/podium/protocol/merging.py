@@ -37,7 +37,8 @@ is NaN."""
 _OWN_WEIGHT = "A podium.observability.Mean(total, weight) brings its own weight"
 
 METRICS_KEY = "metrics"
-"""A plain dict under this key holds what one rank measured, so concatenating makes it a dict of lists, an entry per part."""
+"""A plain dict under this key, or a list of them, holds what one rank measured, so concatenating makes it a dict of lists, an
+entry per dict; None is left out."""
 
 
 @runtime_checkable
@@ -140,8 +141,10 @@ def _merge_values(key: str, found: Sequence[_Found], policy: str | None) -> Any:
     first = found[0].value
     if policy is not None:
         return _MERGE[policy](key, found)
-    if key == METRICS_KEY and all(type(value) is dict for _, value, _ in found):
-        return _lists_of([value for _, value, _ in found])
+    if key == METRICS_KEY:
+        measured = [each for _, value, _ in found for each in (value if type(value) is list else [value]) if each is not None]
+        if measured and all(type(each) is dict for each in measured):
+            return _lists_of(measured)
     if type(first) not in IMMUTABLE and isinstance(first, Mergeable):
         merged = first.merge([value for _, value, _ in found[1:]])
         return _copied(merged) if any(merged is value for _, value, _ in found) else merged  # many a merge returns self

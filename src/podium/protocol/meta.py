@@ -33,9 +33,14 @@ IMMUTABLE = frozenset({bool, bytes, complex, float, int, str, type(None)})
 
 def copy_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
     """A copy that shares nothing that can be changed."""
-    if all(type(value) in IMMUTABLE for value in meta.values()):
-        return dict(meta)
-    return copy.deepcopy(dict(meta))
+    memo: dict[int, Any] = {}  # what two keys share, their copies share
+    return {key: value if type(value) in IMMUTABLE else _copied(value, memo) for key, value in meta.items()}
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    if type(value) is list and id(value) not in memo and IMMUTABLE.issuperset(map(type, value)):
+        memo[id(value)] = value.copy()  # what `deepcopy` would do item by item, ten times slower
+    return copy.deepcopy(value, memo)
 
 
 def meta_of_rows(meta: Mapping[str, Any], rows: range | Tensor, num_rows: int) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
-from podium.protocol.columns import object_column
+from podium.protocol.columns import ObjectColumn
 from podium.protocol.data_proto import DataProto
 from podium.protocol.meta import mark_padding
 
@@ -44,7 +45,7 @@ def without_padding(rows: MarkedRowsT) -> MarkedRowsT:
 def with_padding(rows: DataProto, is_padding_B: Tensor) -> DataProto:
     """What was computed of the real rows, and an empty row, marked as padding, at each place that `is_padding_B` [B] marks.
 
-    Empty: zeros in a dense column, length 0 in a jagged one, None among objects. DataError unless `rows` are as many as the
+    Empty: zeros in a dense column and in a numpy column of numbers, length 0 in a jagged one, None among objects. DataError unless `rows` are as many as the
     places that are left.
 
     >>> padded = with_padding(DataProto({"x": torch.tensor([5, 6])}), torch.tensor([False, True, False]))
@@ -60,7 +61,7 @@ def with_padding(rows: DataProto, is_padding_B: Tensor) -> DataProto:
         return rows
     empty = DataProto(
         {key: _empty_rows(column, count) for key, column in rows.batch.items()},
-        {key: object_column([None] * count) for key in rows.non_tensor_batch},
+        {key: _empty_array(column, count) for key, column in rows.non_tensor_batch.items()},
         marks_of_padding(torch.ones(count, dtype=torch.bool)),
     )
     places_B = torch.cat([(~is_padding_B).nonzero(), is_padding_B.nonzero()]).flatten()
@@ -72,6 +73,13 @@ def marks_of_padding(is_padding_B: Tensor) -> Mapping[str, object]:
     meta: dict[str, object] = {}
     mark_padding(meta, is_padding_B.nonzero().flatten().tolist(), len(is_padding_B))
     return meta
+
+
+def _empty_array(column: ObjectColumn, count: int) -> ObjectColumn:
+    empty: ObjectColumn = np.zeros((count, *column.shape[1:]), column.dtype)
+    if column.dtype == object:
+        empty[...] = None
+    return empty
 
 
 def _empty_rows(column: Tensor, count: int) -> Tensor:

@@ -27,7 +27,7 @@ from podium.protocol.columns import ObjectColumn
 from podium.protocol.data_proto import DataProto
 from podium.protocol.guard import shared
 from podium.protocol.indexing import LastBatch, RowIndex
-from podium.protocol.kinds import Kind, bytes_of_columns, check_same_kind
+from podium.protocol.kinds import Kind, bytes_of_columns, joined_kind
 from podium.protocol.merging import MetaPolicy
 from podium.protocol.row_moves import map_values
 
@@ -148,8 +148,8 @@ class RemoteRows:
             )
         return self._with(self._here[index])
 
-    def select_idxs(self, index: RowIndex) -> Self:
-        return self._with(self._here.select_idxs(index))
+    def select_idxs(self, idxs: RowIndex) -> Self:
+        return self._with(self._here.select_idxs(idxs))
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
         return self._with(self._here.repeat(repeat_times, interleave))
@@ -180,11 +180,11 @@ class RemoteRows:
         return self._with(self._here.unmarked())
 
     @classmethod
-    def concat(cls, parts: Sequence[Self], *, meta_policies: Mapping[str, MetaPolicy] | None = None) -> Self:
+    def concat(cls, data: Sequence[Self], *, meta_policies: Mapping[str, MetaPolicy] | None = None) -> Self:
         """The rows of all parts in order, as `DataProto.concat`."""
-        _check_same_columns(parts)
-        keys = {key: column.name for part in reversed(parts) for key, column in part._away.items()}
-        parts = [part._sent_away(keys) for part in parts]
+        _check_same_columns(data)
+        keys = {key: column.name for part in reversed(data) for key, column in part._away.items()}
+        parts = [part._sent_away(keys) for part in data]
         lengths = {key: _lengths_of(parts, key) for key in keys}
         names = {places: LENGTHS.format(number) for number, places in enumerate(dict.fromkeys(filter(None, lengths.values())))}
         away: dict[str, Away] = {}
@@ -196,7 +196,7 @@ class RemoteRows:
             for part, name, first, columns in zip(parts, places, firsts, ours, strict=True):
                 columns[numbers] = part._here.batch[name] + first
             for key in members:
-                away[key] = _joined_column(key, numbers, names.get(lengths[key] or ()), [part._away[key] for part in parts])
+                away[key] = _joined_column(key, numbers, names.get(lengths[key] or ()), parts)
         for places, joined_lengths in names.items():
             for part, name, columns in zip(parts, places, ours, strict=True):
                 columns[joined_lengths] = part._here.batch[name]
@@ -425,8 +425,10 @@ class RemoteRows:
             return DataProto(tensors, {key: column for key, column in empty.items() if isinstance(column, np.ndarray)})
         found = self._sources[numbers].read(list(dict.fromkeys(names.values())), rows, views=views)
         tensors = {key: found.batch[name] for key, name in names.items() if name in found.batch}
-        objects: dict[str, ObjectColumn] = {
-            key: found.non_tensor_batch[name] for key, name in names.items() if name in found.non_tensor_batch
+        objects: dict[str, ObjectColumn] = {  # of some of the rows, a column of several dtypes may have fewer
+            key: col.as_dtype(key, found.non_tensor_batch[name], np.dtype(self._away[key].kind.array_dtype))
+            for key, name in names.items()
+            if name in found.non_tensor_batch
         }
         return DataProto(tensors, objects)
 
@@ -472,8 +474,10 @@ def _lengths_of(parts: Sequence[RemoteRows], key: str) -> tuple[str, ...] | None
     return tuple(name for name in names if name is not None) if names[0] is not None else None
 
 
-def _joined_column(key: str, numbers: str, lengths: str | None, columns: Sequence[Away]) -> Away:
-    kind = check_same_kind(key, [column.kind for column in columns])
+def _joined_column(key: str, numbers: str, lengths: str | None, parts: Sequence[RemoteRows]) -> Away:
+    columns = [part._away[key] for part in parts]
+    deciding = [part._away[key].kind for part in parts if len(part)]  # as in `joined_arrays`
+    kind = joined_kind(key, deciding if deciding and deciding[0].is_object else [column.kind for column in columns])
     if len({column.name for column in columns}) > 1:
         names = ", ".join(repr(column.name) for column in columns)
         raise DataError(

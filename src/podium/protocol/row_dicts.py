@@ -9,7 +9,7 @@ made of all the rows: ints (int64) and floats (float64) become float64 there, to
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
+from podium.protocol.arrays import written_as
 from podium.protocol.columns import ObjectColumn, object_column, pick
+from podium.protocol.meta import meta_of_rows
 
 _NUMBERS = (bool, int, float, np.bool_, np.number)
 _INT64 = range(-(2**63), 2**63)
@@ -28,19 +30,44 @@ _DTYPES = frozenset([*_INTS, "bool", "float16", "float32", "float64", "complex64
 """What numpy and torch both have, by numpy's names."""
 
 
-@dataclass(frozen=True)
 class DataProtoItem:
-    """One row of a `DataProto`: views of its tensors (a jagged column's row without padding), its objects, a copy of the meta."""
+    """One row of a `DataProto`: views of its tensors (a jagged column's row without padding), its objects, a copy of the meta.
 
-    batch: dict[str, Tensor]
-    non_tensor_batch: dict[str, Any]
-    meta_info: dict[str, Any]
+    The meta is copied when it is first asked for, since most rows are taken for their columns alone.
+    """
+
+    def __init__(
+        self,
+        batch: dict[str, Tensor] | None = None,
+        non_tensor_batch: dict[str, Any] | None = None,
+        meta_info: dict[str, Any] | None = None,
+    ) -> None:
+        self.batch = {} if batch is None else batch
+        self.non_tensor_batch = {} if non_tensor_batch is None else non_tensor_batch
+        self._batch_meta: tuple[Mapping[str, Any], range, int] = ({}, range(0), 0)
+        if meta_info is not None:
+            self.meta_info = meta_info
+
+    @cached_property
+    def meta_info(self) -> dict[str, Any]:
+        """The meta of the batch, its padding marks those of this row."""
+        return meta_of_rows(*self._batch_meta)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.batch, self.non_tensor_batch, self.meta_info)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.batch}, {self.non_tensor_batch}, {self.meta_info})"
 
 
-def item(batch: Mapping[str, Tensor], objects: Mapping[str, ObjectColumn], meta: dict[str, Any], row: int) -> DataProtoItem:
-    """The row of that number."""
+def item(
+    batch: Mapping[str, Tensor], objects: Mapping[str, ObjectColumn], meta: Mapping[str, Any], row: int, num_rows: int
+) -> DataProtoItem:
+    """The row of that number, of so many."""
     tensors = {key: jg.row_of(column, row) for key, column in batch.items()}
-    return DataProtoItem(tensors, {key: rows[row] for key, rows in objects.items()}, meta)
+    found = DataProtoItem(tensors, {key: rows[row] for key, rows in objects.items()})
+    found._batch_meta = meta, range(row, row + 1), num_rows
+    return found
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], dense: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, ObjectColumn]]:
@@ -88,15 +115,31 @@ def joined_numbers(values: Sequence[Any]) -> NDArray[Any] | None:
 
 
 def _column(key: str, values: Sequence[Any], stack: bool) -> Tensor | ObjectColumn:
-    if all(isinstance(value, Tensor) for value in values):
+    if all(isinstance(value, Tensor) for value in values) and (stack or not _are_numbers_of_several_types(values)):
         return _of_tensors(key, values, stack)
-    numbers = joined_numbers(values) if all(isinstance(value, _NUMBERS) for value in values) else None
+    plain = [numbers_of(value) if _is_number(value) else value for value in values]
+    numbers = joined_numbers(plain) if all(isinstance(value, _NUMBERS) for value in plain) else None
     if numbers is not None:
         return torch.from_numpy(numbers)
     if stack:
         row = next((number for number, value in enumerate(values) if not isinstance(value, Tensor)), 0)
         raise DataError(f"column {key!r} is to be stacked, but is {values[row]!r} in row {row}")
-    return object_column(values)
+    return object_column([value.item() if _is_number(value) else value for value in values])
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a tensor that holds one number, which in rows is as good as the number itself."""
+    return isinstance(value, Tensor) and not jg.is_jagged(value) and value.layout is torch.strided and not value.dim()
+
+
+def _are_numbers_of_several_types(values: Sequence[Tensor]) -> bool:
+    return len({value.dtype for value in values}) > 1 and all(map(_is_number, values))
+
+
+def numbers_of(value: Tensor) -> Any:
+    """A 0-d tensor's number, any other's numbers, as numpy has them: float32 for dtypes that numpy lacks (bfloat16)."""
+    value = value.detach().cpu()
+    return (value if written_as(value.dtype)[1] is value.dtype else value.float()).numpy()[()]
 
 
 def _of_tensors(key: str, values: Sequence[Tensor], stack: bool) -> Tensor:

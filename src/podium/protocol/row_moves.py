@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
 from podium.protocol import memory, wording
-from podium.protocol.arrays import written_as
 from podium.protocol.columns import ObjectColumn, as_objects, object_column, pick
-from podium.protocol.row_dicts import joined_numbers
+from podium.protocol.row_dicts import joined_numbers, numbers_of
 
 RaggedMove: TypeAlias = tuple[jg.ValueIndex, Tensor]
 """What a row operation does to a jagged column: which values to take, and the offsets of the result."""
@@ -55,6 +55,15 @@ def map_rows(
 
     columns = {key: move(column) for key, column in batch.items()}
     return columns if len(moved) < 2 else jg.interned(columns)
+
+
+def select_tensors(batch: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """The rows of these numbers [B'], in that order; copies."""
+    return map_rows(
+        batch,
+        lambda column: memory.index_select(column, rows.to(column.device)),
+        lambda offsets: jg.gather(offsets, rows.to(offsets.device)),
+    )
 
 
 def slice_tensors(batch: Mapping[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
@@ -147,7 +156,7 @@ def none_for_missing(
     """The parts' columns under the union of their names: what is not a tensor in every part is objects, None where missing.
 
     It is what one part of all the rows would have. So parts without rows decide nothing, and numbers of several types have the
-    type that `joined_numbers` finds, or are objects.
+    type that `joined_numbers` finds, or are objects. Arrays that every part has are left to `joined_arrays`.
     """
     for number, (batch, rows) in enumerate(zip(tensors, objects, strict=True)):
         for key in batch.keys() & rows.keys():
@@ -163,6 +172,10 @@ def none_for_missing(
             given = dict(zip(deciding, columns, strict=True))
             for number, batch in enumerate(dense):
                 batch[key] = given[number] if number in given else slice_tensors({key: columns[0]}, 0, 0)[key]
+        elif all(isinstance(parts[number].get(key), np.ndarray) for number in deciding):
+            arrays = {number: objects[number][key] for number in deciding}
+            for number, rows in enumerate(held):
+                rows[key] = arrays.get(number, arrays[deciding[0]][:0])
         else:
             for part, rows, count in zip(parts, held, counts, strict=True):
                 rows[key] = as_objects(part[key]) if key in part else object_column([None] * count)
@@ -182,9 +195,7 @@ def _as_tensors(columns: Sequence[Tensor | ObjectColumn | None]) -> list[Tensor]
 
 def _one_type(columns: Sequence[Tensor]) -> list[Tensor]:
     """Columns of numbers [B], in the type that holds them all; none where there is no such type."""
-    if any(written_as(column.dtype)[1] is not column.dtype for column in columns):
-        return list(columns)  # which `concat_tensors` refuses: numpy has no numbers of their type
-    rows = [number for column in columns for number in column.detach().cpu().numpy()]
+    rows = [number for column in columns for number in numbers_of(column)]
     joined = joined_numbers(rows)
     if joined is None:
         return []
@@ -198,6 +209,15 @@ def unfold_table(batch: Mapping[str, Tensor], n: int, keys: Iterable[str] | None
         raise DataError(f"rows are cut into at least one piece, got n_split={n}")
     names = [key for key, column in batch.items() if _has_length(column)] if keys is None else keys
     return {key: _unfold(key, column, n) for key, column in pick("tensor column", batch, names).items()}
+
+
+def unfold_array(key: str, rows: ObjectColumn, n: int) -> ObjectColumn:
+    """The rows of a numpy column [B, S, ...] cut into n pieces: [B * n, S / n, ...]. DataError where they do not divide."""
+    if rows.ndim < 2:
+        raise DataError(f"column {key!r} has one object per row, not an array: its rows have no length to split in {n}")
+    if n < 1 or rows.shape[1] % n:
+        raise DataError(f"column {key!r} has rows of {rows.shape[1]} values, which do not divide by {n}")
+    return rows.reshape(len(rows) * n, rows.shape[1] // n, *rows.shape[2:])
 
 
 def _has_length(column: Tensor) -> bool:

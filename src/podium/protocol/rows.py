@@ -119,7 +119,7 @@ def drop_last(rows: RowsT, count: int) -> RowsT:
     return _like(rows, data[: len(data) - count].unmarked())
 
 
-def pad_dataproto_to_divisor(rows: RowsT, size_divisor: int) -> tuple[RowsT, int]:
+def pad_dataproto_to_divisor(data: RowsT, size_divisor: int) -> tuple[RowsT, int]:
     """The rows as a new batch whose length `size_divisor` divides, and how many rows were added at the end.
 
     As everywhere, padding rows are copies of the last row, and `padding_mask` says which they are. No rows stay none.
@@ -127,22 +127,21 @@ def pad_dataproto_to_divisor(rows: RowsT, size_divisor: int) -> tuple[RowsT, int
     size_divisor = whole_number("size_divisor", size_divisor)
     if size_divisor < 1:
         raise DataError(f"rows are padded to a divisor of at least 1, got {size_divisor}")
-    data = _proto(rows)
-    missing = -len(data) % size_divisor
-    padded = data.filled(torch.arange(len(data)), len(data) + missing) if missing else data.select()
-    return _like(rows, padded), missing
+    rows = _proto(data)
+    missing = -len(rows) % size_divisor
+    padded = rows.filled(torch.arange(len(rows)), len(rows) + missing) if missing else rows.select()
+    return _like(data, padded), missing
 
 
-def unpad_dataproto(rows: RowsT, pad_size: int) -> RowsT:
     """The rows without the last `pad_size`, as a view; the inverse of `pad_dataproto_to_divisor`.
 
     Where the marks came from a batch of another length, the caller's word holds: the rows that are left are real.
     """
-    data, pad_size = _proto(rows), whole_number("pad_size", pad_size)
-    if not 0 <= pad_size <= len(data):
-        raise DataError(f"{pad_size} rows of padding cannot be taken off {len(data)} rows")
-    left = data[: len(data) - pad_size]
-    return _like(rows, left if is_marked(data.meta_info, len(data)) else left.unmarked())
+    rows, pad_size = _proto(data), whole_number("pad_size", pad_size)
+    if not 0 <= pad_size <= len(rows):
+        raise DataError(f"{pad_size} rows of padding cannot be taken off {len(rows)} rows")
+    left = rows[: len(rows) - pad_size]
+    return _like(data, left if is_marked(rows.meta_info, len(rows)) else left.unmarked())
 
 
 def concat_rows(parts: Sequence[RowsT]) -> RowsT:

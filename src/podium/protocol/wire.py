@@ -36,6 +36,8 @@ TensorRecord: TypeAlias = tuple[str, tuple[int, ...], Data]
 """Torch's name of the dtype, the shape, and the elements."""
 ColumnRecord: TypeAlias = tuple[str, TensorRecord, int | None, int]
 """The column's name, its tensor (a jagged one's values), which of the batch's offsets it has (None: dense), its ragged dim."""
+ArrayRecord: TypeAlias = tuple[str, tuple[int, ...], Data | list[Any]]
+"""Numpy's name of the dtype, the shape, and the elements of a numpy column; "O" and a list of those of an array of objects."""
 Packed: TypeAlias = tuple[int, Sequence[ColumnRecord], Sequence[TensorRecord]]
 """The wire's version, the columns in order, and the offsets that jagged columns share."""
 
@@ -106,6 +108,24 @@ def check_readable(packed: Packed) -> None:
         raise DataError(f"a batch of wire version {packed[0]} arrived, this process reads {WIRE_VERSION}; run one version")
     for _, (name, _, _), _, _ in packed[1]:
         read_as(name)
+
+
+def pack_array(column: NDArray[Any], *, buffers: bool) -> ArrayRecord:
+    """A numpy column [B, ...] to a record; with `buffers` (pickle protocol 5), a large one is not copied."""
+    if column.dtype == object:
+        return "O", column.shape, column.ravel().tolist()
+    if buffers and column.nbytes > IN_BAND_BYTES:
+        return column.dtype.str, column.shape, PickleBuffer(np.ascontiguousarray(column).view(np.uint8).data)
+    return column.dtype.str, column.shape, column.tobytes()
+
+
+def unpack_array(record: ArrayRecord, *, is_shared: bool = False) -> NDArray[Any]:
+    """The column of a record, private and writable, or with `is_shared` over the memory that arrived, which stays read-only."""
+    name, shape, data = record
+    if isinstance(data, list):
+        return np.fromiter(data, dtype=object, count=len(data)).reshape(shape)
+    array: NDArray[Any] = np.ndarray(shape, name, data)  # type: ignore[arg-type]  # any buffer will do
+    return array if is_shared or array.flags.writeable else array.copy()
 
 
 _reading = threading.local()
