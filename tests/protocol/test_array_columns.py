@@ -95,7 +95,9 @@ def test_they_compute_as_numpys_arrays() -> None:
 
 
 def test_objects_lists_and_text_are_objects_as_before() -> None:
-    data = DataProto(non_tensor_batch={"list": [1, 2], "lists": [[1], [2]], "text": np.array(["a", "b"]), "o": np.array([1, None])})
+    data = DataProto(
+        non_tensor_batch={"list": [1, 2], "lists": [[1], [2]], "text": np.array(["a", "b"]), "o": np.array([1, None])}
+    )
     assert {rows.dtype for rows in data.non_tensor_batch.values()} == {np.dtype(object)}
     assert [type(value) for value in data.non_tensor_batch["text"]] == [str, str]
     assert data.non_tensor_batch["lists"].shape == (2,)

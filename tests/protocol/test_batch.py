@@ -104,7 +104,14 @@ def test_storage_is_moved_copied_and_shared_as_in_a_tensordict() -> None:
     moved = batch.to("meta", non_blocking=True)
     assert {str(column.device) for column in moved.values()} == {"meta"}
     assert Batch(x=torch.ones(1), y=torch.ones(1, device="meta")).device is None
-    for same in (batch.to("cpu"), batch.cpu(), batch.detach(), batch.contiguous().consolidate(), batch.copy(), batch.clone(False)):
+    for same in (
+        batch.to("cpu"),
+        batch.cpu(),
+        batch.detach(),
+        batch.contiguous().consolidate(),
+        batch.copy(),
+        batch.clone(False),
+    ):
         check_rows(same, [0, 1, 2, 3, 4])
         assert same is not batch
         assert same["x"].data_ptr() == batch["x"].data_ptr()
@@ -175,7 +182,10 @@ def test_assigned_jagged_columns_of_equal_lengths_can_be_multiplied() -> None:
         ({"x": torch.zeros(2), "y": torch.zeros(3)}, "column 'y' has 3 rows, but 'x' has 2"),
         ({"x": np.zeros(2)}, "tensor column 'x' is of type ndarray: make it a tensor, or put it into non_tensor_batch"),
         ({"x": torch.tensor(1)}, "tensor column 'x' has no row dimension"),
-        (TensorDict({"x": torch.zeros(2), "n": NonTensorData(3)}, [2]), "entry 'n' of the TensorDict is not a tensor.*from_tensordict"),
+        (
+            TensorDict({"x": torch.zeros(2), "n": NonTensorData(3)}, [2]),
+            "entry 'n' of the TensorDict is not a tensor.*from_tensordict",
+        ),
         (TensorDict({"x": torch.zeros(2, 3)}, [2, 3]), r"a batch size of one dim, this TensorDict has \(2, 3\)"),
         (TensorDict({"x": TensorDict({}, [2])}, [2]), "entry 'x' of the TensorDict is a TensorDict"),
     ],

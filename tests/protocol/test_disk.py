@@ -225,3 +225,13 @@ def test_lazily_negative_values_come_back(tmp_path: Path) -> None:
     lazy = torch._neg_view(torch.tensor([1.0, 2.0]))
     DataProto({"x": lazy}).save_to_disk(tmp_path / "batch")
     assert DataProto.load_from_disk(tmp_path / "batch").batch["x"].tolist() == [-1.0, -2.0]
+
+
+def test_empty_arrays_of_any_strides_come_back(tmp_path: Path) -> None:
+    arrays = [np.zeros((0, 3))[:, ::2], np.zeros((3, 0)).T, np.zeros((4, 6), dtype=np.int16)[::2, 6:]]
+    DataProto(meta_info={"arrays": arrays}).save_to_disk(tmp_path / "batch")
+    loaded = DataProto.load_from_disk(tmp_path / "batch")
+    assert [(a.shape, a.dtype) for a in loaded.meta_info["arrays"]] == [(a.shape, a.dtype) for a in arrays]
+    strided = DataProto({"x": torch.from_numpy(np.zeros((0, 6), dtype=np.float32)[:, ::2])})
+    strided.save_to_disk(tmp_path / "batch")
+    assert DataProto.load_from_disk(tmp_path / "batch").batch["x"].shape == (0, 3)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from podium.protocol import DataProto, jagged_from_rows
+from podium.protocol import DataProto, from_padded, jagged_from_rows, to_padded
 from podium.protocol.guard import SharedTensor, shared
+from podium.protocol.jagged import interleave, parts
 from podium.protocol.memory import LARGE_BYTES, cat, empty_like_rows, index_select
 
 DTYPES = [torch.int64, torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.uint8, torch.float8_e4m3fn]
@@ -79,3 +80,20 @@ def test_large_batches_repeat_as_rows_do(length: int, interleave: bool) -> None:
     order = torch.arange(count).repeat_interleave(2) if interleave else torch.arange(count).repeat(2)
     assert torch.equal(repeated.batch["n"], order)
     assert torch.equal(repeated.batch["x"].values(), torch.cat([rows[row] for row in order.tolist()]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e8m0fnu])
+def test_rows_of_dtypes_that_torch_does_not_index_are_chosen(dtype: torch.dtype) -> None:
+    numbers = torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)
+    values = numbers.view(dtype) if dtype.itemsize == 1 else numbers.to(dtype)
+
+    def numbers_of(found: torch.Tensor) -> list[int]:
+        assert found.dtype is dtype
+        return [int(number) for number in (found.view(torch.uint8) if dtype.itemsize == 1 else found).tolist()]
+
+    data = DataProto({"x": values[:2], "tokens": jagged_from_rows([values[:2], values[2:]])})
+    for chosen in (data[[1, 0, 1]], DataProto.concat([data[1:], data.repeat(1)[:1], data[[1]]])):
+        assert numbers_of(chosen.batch["x"]) == [2, 1, 2]
+        assert numbers_of(parts(chosen.batch["tokens"])[0]) == [3, 4, 5, 1, 2, 3, 4, 5]
+    again = from_padded(to_padded(data.batch["tokens"]), torch.tensor([2, 3]))
+    assert numbers_of(parts(interleave(again, again))[0]) == [1, 2, 1, 2, 3, 4, 5, 3, 4, 5]

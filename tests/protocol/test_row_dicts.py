@@ -199,3 +199,19 @@ def test_tensors_become_jagged_also_when_they_are_equally_long() -> None:
 def test_rows_that_do_not_fit_are_named(rows: list[Any], stack: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
         DataProto.from_rows(rows, stack=stack)
+
+
+MIXED = [torch.tensor(1.0), torch.tensor(3), torch.tensor(2.0, dtype=torch.bfloat16), 0.5, 1, np.float32(1.5), True, None, "x"]
+
+
+@pytest.mark.parametrize("first", MIXED)
+def test_a_tensor_of_one_number_is_a_number_beside_another_workers(first: Any) -> None:
+    for second in MIXED:
+        whole = DataProto.from_rows([{"r": first}, {"r": second}])
+        joined = DataProto.concat([DataProto.from_rows([{"r": value}]) for value in (first, second)], missing="none")
+        assert joined.batch.keys() == whole.batch.keys()
+        for key, column in whole.batch.items():
+            assert (joined.batch[key].dtype, joined.batch[key].tolist()) == (column.dtype, column.tolist())
+        for key, rows in whole.non_tensor_batch.items():
+            assert joined.non_tensor_batch[key].tolist() == rows.tolist()
+            assert not any(isinstance(value, torch.Tensor) for value in rows)

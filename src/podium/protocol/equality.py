@@ -109,4 +109,4 @@ def _arrays_equal(left: NDArray[Any], right: NDArray[Any], met: _Pairs) -> bool:
         return False
     if left.dtype == object:
         return all(map(_equal, left.flat, right.flat, repeat(met)))
-    return bool(np.array_equal(left, right, equal_nan=np.issubdtype(left.dtype, np.inexact)))
+    return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fcmM"))  # which have NaN, or NaT
