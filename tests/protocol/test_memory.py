@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from podium.protocol import DataProto, from_padded, jagged_from_rows, to_padded
+from podium.protocol import jagged as jg
 from podium.protocol.guard import SharedTensor, shared
-from podium.protocol.jagged import interleave, parts
 from podium.protocol.memory import LARGE_BYTES, cat, empty_like_rows, index_select
 
 DTYPES = [torch.int64, torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.uint8, torch.float8_e4m3fn]
@@ -94,6 +94,6 @@ def test_rows_of_dtypes_that_torch_does_not_index_are_chosen(dtype: torch.dtype)
     data = DataProto({"x": values[:2], "tokens": jagged_from_rows([values[:2], values[2:]])})
     for chosen in (data[[1, 0, 1]], DataProto.concat([data[1:], data.repeat(1)[:1], data[[1]]])):
         assert numbers_of(chosen.batch["x"]) == [2, 1, 2]
-        assert numbers_of(parts(chosen.batch["tokens"])[0]) == [3, 4, 5, 1, 2, 3, 4, 5]
+        assert numbers_of(jg.parts(chosen.batch["tokens"])[0]) == [3, 4, 5, 1, 2, 3, 4, 5]
     again = from_padded(to_padded(data.batch["tokens"]), torch.tensor([2, 3]))
-    assert numbers_of(parts(interleave(again, again))[0]) == [1, 2, 1, 2, 3, 4, 5, 3, 4, 5]
+    assert numbers_of(jg.parts(jg.interleave(again, again))[0]) == [1, 2, 1, 2, 3, 4, 5, 3, 4, 5]

@@ -47,7 +47,7 @@ class Maker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def total(self, rows: DataProto) -> DataProto:
         sums = [float(row.batch["tokens"].sum()) for row in rows]
-        seen = torch.full((len(rows),), len(rows.batch))
+        seen = torch.full((len(rows),), len(rows.batch.keys()))
         first, rank = rows.batch["wide"][:, 0], torch.full((len(rows),), self.rank)
         return DataProto({"sum": torch.tensor(sums), "wide_0": first, "columns": seen, "rank": rank})
 

@@ -45,8 +45,8 @@ def without_padding(rows: MarkedRowsT) -> MarkedRowsT:
 def with_padding(rows: DataProto, is_padding_B: Tensor) -> DataProto:
     """What was computed of the real rows, and an empty row, marked as padding, at each place that `is_padding_B` [B] marks.
 
-    Empty: zeros in a dense column and in a numpy column of numbers, length 0 in a jagged one, None among objects. DataError unless `rows` are as many as the
-    places that are left.
+    Empty: zeros in a dense column and in an array of numbers, length 0 in a jagged one, None among objects. DataError unless
+    `rows` are as many as the places that are left.
 
     >>> padded = with_padding(DataProto({"x": torch.tensor([5, 6])}), torch.tensor([False, True, False]))
     >>> padded.batch["x"].tolist(), padded.padding_mask.tolist()

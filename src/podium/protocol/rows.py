@@ -133,6 +133,7 @@ def pad_dataproto_to_divisor(data: RowsT, size_divisor: int) -> tuple[RowsT, int
     return _like(data, padded), missing
 
 
+def unpad_dataproto(data: RowsT, pad_size: int) -> RowsT:
     """The rows without the last `pad_size`, as a view; the inverse of `pad_dataproto_to_divisor`.
 
     Where the marks came from a batch of another length, the caller's word holds: the rows that are left are real.

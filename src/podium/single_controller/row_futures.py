@@ -97,8 +97,8 @@ class DataProtoFuture(GroupFuture[Any]):
     def __iter__(self) -> Iterator[Any]:
         raise DataError("rows that lie elsewhere are not taken one by one: .get() reads them")
 
-    def select_idxs(self, index: RowIndex) -> Self:
-        return self.of(self._rows().select_idxs(index))
+    def select_idxs(self, idxs: RowIndex) -> Self:
+        return self.of(self._rows().select_idxs(idxs))
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
         return self.of(self._rows().repeat(repeat_times, interleave))
@@ -121,11 +121,11 @@ class DataProtoFuture(GroupFuture[Any]):
         return map(self.of, self._rows().make_iterator(mini_batch_size, epochs, seed, last=last))
 
     @classmethod
-    def concat(cls, parts: Sequence[Self | DataProto], *, meta_policies: Mapping[str, MetaPolicy] | None = None) -> Self:
+    def concat(cls, data: Sequence[Self | DataProto], *, meta_policies: Mapping[str, MetaPolicy] | None = None) -> Self:
         """The rows of all parts in order; those of this process are copied."""
-        if not parts:
+        if not data:
             raise DataError("concat needs at least one batch")
-        return cls.of(RemoteRows.concat(list(map(_rows_of, parts)), meta_policies=meta_policies))
+        return cls.of(RemoteRows.concat(list(map(_rows_of, data)), meta_policies=meta_policies))
 
     def select(
         self,

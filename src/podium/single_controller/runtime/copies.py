@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from podium.protocol import Batch
 from podium.single_controller.futures import copied_as_sent
 
 T = TypeVar("T")
@@ -25,6 +26,8 @@ def detached_copy(value: T) -> T:
 def detached(value: Any) -> Any:
     """The value with its tensors detached, those in tuples, lists and dicts included; storage is shared."""
     if carries_graph(value):
+        return value.detach()
+    if isinstance(value, Batch):
         return value.detach()
     if type(value) in (tuple, list):
         return type(value)(map(detached, value))

@@ -87,7 +87,7 @@ def left_behind(body: DataProto) -> Envelope | None:
     """The columns that stay, as the second object that a rank returns; None where there are none."""
     if not body.batch and not body.non_tensor_batch:
         return None
-    objects = {key: pickle.PickleBuffer(cloudpickle.dumps(list(column))) for key, column in body.non_tensor_batch.items()}
+    objects = {key: pickle.PickleBuffer(cloudpickle.dumps(column)) for key, column in body.non_tensor_batch.items()}
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps((DataProto(body.batch), objects), protocol=5, buffer_callback=buffers.append)
     return Envelope(pickled, list(buffers), shared=False)
