@@ -38,9 +38,11 @@ SURFACE = {
         SpanListener Spans Sum THROUGHPUT TIMING_PREFIX TOKENS_PER_S Tracker VALIDATION_SCORE WARMUP_LOSS draw_curve read_rows
     """,
     "podium.protocol": """
-        AUTO_PADDING_KEY DataProto DataProtoItem Field Mergeable MetaPolicy PADDING_ROWS_KEY check_fields column_names
-        concat_rows from_padded interleave_groups is_rows jagged_from_rows marks_of_padding num_rows object_column
-        pad_dataproto_to_divisor partition_rows to_padded unpad_dataproto whole_number with_padding without_padding
+        AUTO_PADDING_KEY Batch DataProto DataProtoItem Field Mergeable MetaPolicy PADDING_ROWS_KEY all_gather_data_proto
+        check_fields collate_fn column_names concat_rows deserialize_single_tensor deserialize_tensordict fold_batch_dim
+        from_padded interleave_groups is_rows jagged_from_rows marks_of_padding num_rows object_column
+        pad_dataproto_to_divisor partition_rows serialize_single_tensor serialize_tensordict to_padded unfold_batch_dim
+        union_numpy_dict union_tensor_dict unpad_dataproto whole_number with_padding without_padding
     """,
     "podium.recipes": """
         RECIPES recipe

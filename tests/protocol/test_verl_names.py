@@ -130,8 +130,8 @@ def test_sizes_and_kinds_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
         "  y: int64[4, 2] on cpu",
         "  tokens: int64[4, *] on cpu",
         "non_tensor_batch",
-        "  name: object[4]",
-        "  ok: bool[4]",
+        "  name: objects",
+        "  ok: numpy bool[4]",
         "meta_info",
         "  notes: list",
     ]

@@ -479,13 +479,13 @@ class DataProto:
 
     def __repr__(self) -> str:
         columns = [f"{key}: {wording.describe(column)}" for key, column in self.batch.items()]
-        columns += [f"{key}: objects" for key in self.non_tensor_batch]
+        columns += [f"{key}: {wording.describe_array(rows)}" for key, rows in self.non_tensor_batch.items()]
         return f"{type(self).__name__}({len(self)} rows; {', '.join(columns)}; meta: {', '.join(self.meta_info) or 'none'})"
 
     def get_data_info(self) -> str:
         """A line for each column and each value of the meta: its kind, and where it is."""
         tensors = [f"  {key}: {wording.describe(column)} on {column.device}" for key, column in self.batch.items()]
-        arrays = [f"  {key}: {rows.dtype}{list(rows.shape)}" for key, rows in self.non_tensor_batch.items()]
+        arrays = [f"  {key}: {wording.describe_array(rows)}" for key, rows in self.non_tensor_batch.items()]
         meta = [f"  {key}: {type(value).__name__}" for key, value in self.meta_info.items()]
         return "\n".join(["batch", *tensors, "non_tensor_batch", *arrays, "meta_info", *meta])
 

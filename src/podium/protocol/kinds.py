@@ -65,7 +65,7 @@ class Kind:
 
     def __str__(self) -> str:
         if self.is_object:
-            return "objects" if self.array_dtype == "|O" else f"numpy's {np.dtype(self.array_dtype)}"
+            return "objects" if self.array_dtype == "|O" else f"numpy {np.dtype(self.array_dtype)}"
         shape: list[int | str] = list(self.row_shape)
         if self.ragged_dim:
             shape.insert(self.ragged_dim - 1, "*")

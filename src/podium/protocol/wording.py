@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from podium.protocol import jagged as jg
@@ -25,6 +26,12 @@ def describe(column: Tensor) -> str:
         shape = [jg.num_rows(column), *jg.parts(column)[0].shape[1:]]
         shape.insert(jg.ragged_dim(column), "*")
     return f"{name}[{', '.join(map(str, shape))}]"
+
+
+def describe_array(column: NDArray[Any]) -> str:
+    """The kind of a column of `non_tensor_batch`: `objects`, or `numpy float32[8, 3]`."""
+    is_plain = column.dtype == object and column.ndim == 1
+    return "objects" if is_plain else f"numpy {column.dtype}[{', '.join(map(str, column.shape))}]"
 
 
 def short(value: Any) -> str:
