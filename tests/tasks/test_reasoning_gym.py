@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -287,13 +288,17 @@ def test_a_dataset_split_by_prompt_remarks_so_and_a_verifier_that_takes_any_text
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a busy machine takes many times as long
 def test_every_dataset_builds_scores_and_builds_again_as_a_resumed_run_does():
     """Two processes build the task of each dataset from its written configuration: about 40 s on two cores."""
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])}
     command = [sys.executable, "-m", "tests.tasks.every_dataset"]
-    started = [subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    first, again = ([json.loads(line) for line in process.communicate()[0].splitlines()] for process in started)
+    with contextlib.ExitStack() as stack:
+        started = [subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        for process in started:
+            stack.callback(process.kill)
+        first, again = ([json.loads(line) for line in process.communicate()[0].splitlines()] for process in started)
     assert {line["name"] for line in first} == DATASETS.keys() - {MIXTURE}
     assert [line["fingerprint"] for line in first] == [line["fingerprint"] for line in again]
     unsolved = {line["name"] for line in first if next(iter(line["scores"].values())) != 1.0}
