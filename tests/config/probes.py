@@ -29,7 +29,7 @@ from podium.engines import BaseEngine
 from podium.errors import RewardError, TaskError
 from podium.models import load_model, load_tokenizer, loading
 from podium.observability import Progress
-from podium.protocol.jagged import lengths_of, parts
+from podium.protocol.jagged import lengths_of
 from podium.single_controller import WorkerGroup
 from podium.tasks import Problem, Scorer, Task, build_task
 from podium.trainers import PPOTrainer, RunDirectory, Session, SFTTrainer, launch, placing, preflight
@@ -339,7 +339,7 @@ def step(config: RunConfig) -> Shown:
         engine = trainer.policy._group.workers[0].actor.engine
         recorded = trainer.policy = Recorded(trainer.policy)
         future = trainer.score(trainer.rollout(1))
-        future = trainer.advantages(trainer.log_probs(future, 1), 1)
+        future = trainer.advantages(trainer.log_probs(future, 2), 1)  # the first step compares log-probs in any case
         trainer.update(future)
         batch = future.get()
         return {
@@ -350,9 +350,6 @@ def step(config: RunConfig) -> Shown:
             "reward_kl": batch.batch["reward_kl"].tolist() if "reward_kl" in batch.batch else None,
             "advantages": batch.batch["advantages"].tolist(),
             "calls": list(recorded.noted),
-            "old_log_probs_as_drawn": torch.equal(
-                *(parts(batch.batch[name])[0] for name in ("old_log_probs", "rollout_log_probs"))
-            ),
             "temperatures": recorded.noted,
             "optimizer_steps": engine.version,
         }

@@ -170,7 +170,7 @@ CASES: dict[str, Case] = {
     "actor.kl_loss_type": Case("k2", policy, loss(kl=KLTerm(0.001, "k2")), KL_LOSS),
     "actor.drop_zero_advantage": Case("true", policy, loss(drop_zero_advantage=True)),
     "actor.dropout": Case("true", policy, {"is_noisy": True}),
-    "actor.recompute_old_log_probs": Case("false", step, {"old_log_probs_as_drawn": True}),
+    "actor.recompute_old_log_probs": Case("false", step, {"calls": ["generate_sequences", "update_actor"]}),
     # rollout
     "rollout.sampling.max_new_tokens": Case("6", step, {"longest": 6}),
     "rollout.sampling.temperature": Case(
