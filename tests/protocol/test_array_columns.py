@@ -103,6 +103,16 @@ def test_objects_lists_and_text_are_objects_as_before() -> None:
     assert data.non_tensor_batch["lists"].shape == (2,)
 
 
+def test_a_list_that_is_assigned_is_a_column_of_objects_everywhere() -> None:
+    data = DataProto({"x": torch.arange(2)})
+    data.non_tensor_batch["n"] = ["a", "b"]  # type: ignore[assignment]
+    rows = DataProto.from_tensordict(data.to_tensordict())
+    for found in (pickle.loads(pickle.dumps(data)), by_reference(data).get(), rows, pad_dataproto_to_divisor(data, 2)[0]):
+        assert found.non_tensor_batch["n"].tolist() == ["a", "b"]
+    assert "n: objects" in repr(data)
+    assert "n: objects" in data.get_data_info()
+
+
 def test_large_ones_travel_out_of_band_and_stay_where_they_were_made() -> None:
     data = rows_of(wide=WIDE, ok=ARRAYS["ok"])
     buffers: list[pickle.PickleBuffer] = []

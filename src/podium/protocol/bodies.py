@@ -168,6 +168,7 @@ def parted(rows: DataProto, *, is_tensordict: bool = False) -> tuple[Header, Dat
     """A result as a header and the columns of its body, which may be none. Jagged columns always stay, whatever their size."""
     rows.check_consistency()
     check_names(rows)
+    rows = rows.select()  # lists that were assigned since are arrays here
     tensors = {key: column for key, column in rows.batch.items() if _stays(column)}
     objects = {key: column for key, column in rows.non_tensor_batch.items() if about_bytes(column) > IN_HEADER_BYTES}
     here = rows.select(

@@ -171,7 +171,7 @@ class DataProto:
         """
         from podium.protocol import tensordicts
 
-        return tensordicts.put_together(len(self), *self._tables())
+        return tensordicts.put_together(len(self), *self._checked_tables())
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class DataProto:
         """
         n_split = col.whole_number("n_split", n_split)
         named = None if split_keys is None else col.names(split_keys)
-        arrays = {key: rows for key, rows in self.non_tensor_batch.items() if key in (named or ())}
+        arrays = {key: rows for key, rows in self._arrays().items() if key in (named or ())}
         cut_arrays = {key: moves.unfold_array(key, rows, n_split) for key, rows in arrays.items()}
         pieces = moves.unfold_table(self._checked().batch, n_split, named and [key for key in named if key not in arrays])
         whole = [key for key in self.batch if key not in pieces], [key for key in self.non_tensor_batch if key not in arrays]
@@ -472,27 +472,27 @@ class DataProto:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         packed = self._to_pack().packed(buffers=protocol.__index__() >= 5)
-        objects = {key: wire.pack_array(rows, buffers=protocol.__index__() >= 5) for key, rows in self.non_tensor_batch.items()}
+        objects = {key: wire.pack_array(rows, buffers=protocol.__index__() >= 5) for key, rows in self._arrays().items()}
         if type(self) is not DataProto:
             return _rebuild, (type(self), packed, objects, self.meta_info)
         return rows_of, (packed, self.meta_info, objects) if objects else (packed, self.meta_info)
 
     def __repr__(self) -> str:
         columns = [f"{key}: {wording.describe(column)}" for key, column in self.batch.items()]
-        columns += [f"{key}: {wording.describe_array(rows)}" for key, rows in self.non_tensor_batch.items()]
+        columns += [f"{key}: {wording.describe_array(rows)}" for key, rows in self._arrays().items()]
         return f"{type(self).__name__}({len(self)} rows; {', '.join(columns)}; meta: {', '.join(self.meta_info) or 'none'})"
 
     def get_data_info(self) -> str:
         """A line for each column and each value of the meta: its kind, and where it is."""
         tensors = [f"  {key}: {wording.describe(column)} on {column.device}" for key, column in self.batch.items()]
-        arrays = [f"  {key}: {wording.describe_array(rows)}" for key, rows in self.non_tensor_batch.items()]
+        arrays = [f"  {key}: {wording.describe_array(rows)}" for key, rows in self._arrays().items()]
         meta = [f"  {key}: {type(value).__name__}" for key, value in self.meta_info.items()]
         return "\n".join(["batch", *tensors, "non_tensor_batch", *arrays, "meta_info", *meta])
 
     def print_size(self, prefix: str = "") -> None:
         """Print how many GiB the tensors and the numpy arrays have; of objects, their references alone."""
         tensors = sum(map(tensor_bytes, self.batch.values())) / 2**30
-        arrays = sum(rows.nbytes for rows in self.non_tensor_batch.values()) / 2**30
+        arrays = sum(rows.nbytes for rows in self._arrays().values()) / 2**30
         sizes = f"tensors: {tensors:.6f} GiB, non_tensor_batch: {arrays:.6f} GiB"
         print(f"{prefix}, {sizes}" if prefix else sizes)  # noqa: T201 - which its name says
 
@@ -500,6 +500,10 @@ class DataProto:
 
     def _tables(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         return self.batch, self.non_tensor_batch, self.meta_info
+
+    def _arrays(self) -> dict[str, ObjectColumn]:
+        """The columns of objects and numbers, also where a list was assigned since."""
+        return col.array_columns(self.non_tensor_batch) if self.non_tensor_batch else {}
 
     def _become(self, other: Self) -> None:
         self.batch, self.non_tensor_batch, self.meta_info = other._tables()

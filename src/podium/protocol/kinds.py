@@ -100,7 +100,7 @@ def bytes_of_columns(rows: DataProto) -> dict[str, int]:
 
 def about_bytes(column: ObjectColumn) -> int:
     """How many bytes a numpy column has; of objects, about how many, by looking at some of them."""
-    if column.dtype != object:
+    if isinstance(column, np.ndarray) and column.dtype != object:
         return column.nbytes
     step = max(1, len(column) // SAMPLED_ROWS)
     return step * sum(_object_bytes(value) for value in column[::step])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
-from podium.protocol.columns import ObjectColumn
+from podium.protocol.columns import ObjectColumn, array_columns
 from podium.protocol.data_proto import DataProto
 from podium.protocol.meta import mark_padding
 
@@ -61,7 +61,7 @@ def with_padding(rows: DataProto, is_padding_B: Tensor) -> DataProto:
         return rows
     empty = DataProto(
         {key: _empty_rows(column, count) for key, column in rows.batch.items()},
-        {key: _empty_array(column, count) for key, column in rows.non_tensor_batch.items()},
+        {key: _empty_array(column, count) for key, column in array_columns(rows.non_tensor_batch).items()},
         marks_of_padding(torch.ones(count, dtype=torch.bool)),
     )
     places_B = torch.cat([(~is_padding_B).nonzero(), is_padding_B.nonzero()]).flatten()

@@ -14,7 +14,6 @@ from podium.errors import DataError
 from podium.protocol import columns as col
 from podium.protocol import jagged as jg
 from podium.protocol import joining, row_dicts, wire
-from podium.protocol import meta as mt
 from podium.protocol.arrays import arrays_of
 from podium.protocol.batch import Batch
 from podium.protocol.data_proto import DataProto
@@ -84,15 +83,17 @@ def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
     if groups < 1 or len(data) % groups:
         raise DataError(f"{len(data)} rows cannot be folded into {groups} equal groups")
     size = len(data) // groups
+    data = data.unmarked()
     _check_dense(data, "folded")
     tensors = {key: column.reshape(groups, size, *column.shape[1:]) for key, column in data.batch.items()}
     arrays = {key: rows.reshape(groups, size, *rows.shape[1:]) for key, rows in data.non_tensor_batch.items()}
-    return DataProto(tensors, arrays, mt.copy_meta(data.unmarked().meta_info))
+    return DataProto(tensors, arrays, data.meta_info)
 
 
 def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     """The inverse of `fold_batch_dim`: the first `batch_dims` dims of every column become rows; storage is shared."""
     dims = col.whole_number("batch_dims", batch_dims)
+    data = data.unmarked()
     _check_dense(data, "unfolded")
     dims_of = {key: column.ndim for key, column in data.batch.items()}
     for key, has in (dims_of | {key: rows.ndim for key, rows in data.non_tensor_batch.items()}).items():
@@ -100,7 +101,7 @@ def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
             raise DataError(f"column {key!r} has {has} dims, of which {dims} cannot become rows")
     tensors = {key: column.reshape(-1, *column.shape[dims:]) for key, column in data.batch.items()}
     arrays = {key: rows.reshape(-1, *rows.shape[dims:]) for key, rows in data.non_tensor_batch.items()}
-    return DataProto(tensors, arrays, mt.copy_meta(data.unmarked().meta_info))
+    return DataProto(tensors, arrays, data.meta_info)
 
 
 def _check_dense(data: DataProto, change: str) -> None:
