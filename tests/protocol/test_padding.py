@@ -56,7 +56,7 @@ def test_a_wrong_number_of_real_rows_is_refused() -> None:
 
 
 def test_marks_of_another_number_of_rows_stay_unknown_when_parts_are_joined() -> None:
-    """Each rank hands its shard's meta on with two rows for each that it was sent: nobody can say which are padding."""
+    """Each rank hands its shard's meta on with two rows for each that it was sent: no one row can be found to be padding."""
     parts = [DataProto({"x": torch.arange(2 * len(shard))}, meta_info=shard.meta_info) for shard in PADDED.split(3)]
     joined = DataProto.concat(parts)
     for use in (lambda: joined.padding_mask, lambda: without_padding(joined)):

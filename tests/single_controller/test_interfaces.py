@@ -1,4 +1,4 @@
-"""Which network interface gloo and NCCL are told to use."""
+"""The choice of the network interface for gloo and NCCL."""
 
 from __future__ import annotations
 

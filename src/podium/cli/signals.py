@@ -32,10 +32,10 @@ def raise_on_sigterm() -> None:
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
-    """What the shell is told of it."""
+    """The exit code of a command that Ctrl-C or SIGTERM ended."""
     return TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
 
 
 def in_words(interrupt: KeyboardInterrupt) -> str:
-    """How a message about it begins."""
+    """The beginning of a message about the interrupt."""
     return "terminated by SIGTERM" if isinstance(interrupt, Terminated) else "interrupted"

@@ -1,8 +1,8 @@
 """The data-parallel ranks that train one model together: what they agree on, and how its tensors are spread over them.
 
-Without a process group a rank has everything and asks nobody; the ranks of a group shard parameters, gradients and optimizer
-with FSDP2, also where it has one rank. The caller sees no difference but for `size`. Numbers are summed on the CPU, which the
-group's backends can do whatever the device.
+Without a process group a rank has everything and calls no collective. The ranks of a group, also of a group of one, shard
+parameters, gradients and optimizer with FSDP2. The caller sees no difference but for `size`. Numbers are summed on the CPU,
+which the group's backends can do whatever the device.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from podium.protocol.meta import copy_meta
 
 Tables: TypeAlias = tuple[dict[str, Tensor], dict[str, ObjectColumn | Sequence[Any]], dict[str, Any]]
 ARRAYS_KEY = "_podium_arrays"
-"""An entry of a TensorDict: of columns that are no plain objects, by name, numpy's dtype and the shape of a row."""
+"""An entry of a TensorDict: by name, numpy's dtype and the shape of a row, for columns that do not hold plain objects."""
 
 
 def num_rows(data: TensorDict) -> int:

@@ -435,9 +435,9 @@ def _actor_names(spec: GroupSpec, order: RankOrder) -> list[str]:
 
 
 def _runtime_env(spec: GroupSpec, *, hides_gpus: bool) -> dict[str, Any]:
-    # GPUs are hidden from the process's start, since user code may ask torch for them as it is imported. Not where there
-    # are none: a process with variables of its own takes Ray longer to start. So are those of the driver forwarded only where
-    # another process started Ray: what this driver started has them anyway.
+    # User code may ask torch for GPUs as it is imported, so they are hidden from the process's start. A process with variables of
+    # its own takes Ray longer to start. So GPUs are hidden only on nodes that have any, and the driver's variables are forwarded
+    # only where another process started Ray: the ranks of this driver's own cluster have them already.
     told = dict(spec.options.get("runtime_env", {}))
     of_driver = {} if cluster.is_own() else forwarded(os.environ)
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if hides_gpus else {}
