@@ -154,6 +154,9 @@ def test_they_are_saved_and_loaded(tmp_path: Path) -> None:
         (np.array([True]), np.array([]), "bool", [True]),
         (np.array([1.5]), ["a", None], "object", [1.5, "a", None]),
         (np.array([1]), np.array(["2026"], dtype="datetime64[Y]"), "object", [1, np.datetime64("2026")]),
+        (np.array([1]), np.array([2], dtype="m8[s]"), "object", [1, np.timedelta64(2, "s")]),
+        (np.array([1], dtype="m8[s]"), np.array([2], dtype="M8[s]"), "object", [np.timedelta64(1, "s"), np.datetime64(2, "s")]),
+        (np.array(["NaT"], dtype="M8[s]"), np.array([2], dtype="M8[ns]"), "datetime64[ns]", [None, 2]),
         (np.array([[1], [2]]), np.array([[0.5]]), "float64", [[1], [2], [0.5]]),
     ],
 )
@@ -180,6 +183,8 @@ def test_what_cannot_be_joined_is_refused() -> None:
 
     with pytest.raises(DataError, match=r"column 'a' is int64 in one part .* 9007199254740993 is not a float64"):
         join(np.array([2**53 + 1]), np.array([0.5]))
+    with pytest.raises(DataError, match=r"column 'a' is datetime64\[s\] in one part .* 3000-01-01T00:00:00 is not a"):
+        join(np.array(["3000-01-01"], dtype="M8[s]"), np.array(["2026"], dtype="M8[ns]"))
     with pytest.raises(DataError, match=r"rows of column 'a' have different shapes: \[\(2,\), \(3,\)\]"):
         join(np.zeros((1, 2)), np.zeros((1, 3)))
 

@@ -132,6 +132,7 @@ def test_storage_is_moved_copied_and_shared_as_in_a_tensordict() -> None:
         (lambda batch: batch.chunk(0), "at least one part, got 0"),
         (lambda batch: batch.chunk(2, dim=1), "a batch has one dim, its rows, got dim=1"),
         (lambda batch: batch.to(torch.float16), r"moves to a device, got torch\.float16"),
+        (lambda batch: batch.to(torch.zeros(1)), r"moves to a device, got tensor\(\[0\.\]\)"),
         (lambda batch: batch[5], r"out of range: 5\.\.5 for 5 rows"),
         (lambda batch: batch[torch.ones(4, dtype=torch.bool)], "the mask has 4 entries for 5 rows"),
         (lambda batch: torch.cat([batch, batch.select("x")]), "part 1 differs from part 0 in its tensor columns"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -53,6 +55,12 @@ def test_rows_of_nothing_but_padding_keep_their_columns() -> None:
 def test_a_wrong_number_of_real_rows_is_refused() -> None:
     with pytest.raises(DataError, match="4 rows, 1 of them padding, need 3 rows, got 2"):
         with_padding(DataProto({"x": torch.arange(2)}), torch.tensor([True, False, False, False]))
+
+
+@pytest.mark.parametrize("mask", [[False, True], torch.tensor([0, 1]), torch.tensor([[False, True]])])
+def test_a_mask_of_padding_that_is_no_tensor_of_bools_is_refused(mask: Any) -> None:
+    with pytest.raises(DataError, match=r"is_padding_B must be a tensor \[B\] of bools, got"):
+        with_padding(DataProto({"x": torch.arange(1)}), mask)
 
 
 def test_marks_of_another_number_of_rows_stay_unknown_when_parts_are_joined() -> None:

@@ -188,8 +188,10 @@ class Batch(dict[str, Tensor]):
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Self:
         """The columns on that device; shares what is there already."""
-        if isinstance(device, torch.dtype):
-            raise DataError(f"a batch moves to a device, got {device}: columns have dtypes of their own, convert them one by one")
+        if not isinstance(device, torch.device | str | int):
+            raise DataError(
+                f"a batch moves to a device, got {device!r}: columns have dtypes of their own, convert them one by one"
+            )
         return self._map(lambda values: values.to(device, non_blocking=non_blocking))
 
     def cpu(self) -> Self:

@@ -97,30 +97,42 @@ def _check_cover(key: str, values: Tensor, end: int, start: int) -> None:
 
 
 def joined_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
-    """The dtype of joined arrays: their own, or numpy's common one. Object where numpy has none, or where one is object."""
+    """The dtype of joined arrays: their own, or numpy's common one. Object where there is none, or where one is object."""
     distinct = list(dict.fromkeys(dtypes))
+    kinds = {dtype.kind for dtype in distinct}
+    if len(kinds) > 1 and kinds & {"m", "M"}:  # numpy takes numbers for durations, and durations for dates
+        return np.dtype(object)
     try:
         return np.result_type(*distinct)
-    except TypeError:  # numbers and times
+    except TypeError:  # months and days
         return np.dtype(object)
 
 
 def as_dtype(key: str, column: ObjectColumn, dtype: np.dtype[Any]) -> ObjectColumn:
-    """The column in a `joined_dtype`. DataError for an int which the float type does not hold exactly."""
+    """The column in a `joined_dtype`. DataError for an int or a time that it does not hold exactly."""
     if column.dtype == dtype:
         return column
     if dtype.kind == "O":
         return object_column(column)
     wider = column.astype(dtype)
-    if column.dtype.kind in "iu" and dtype.kind in "fc":
-        with np.errstate(invalid="ignore"):
-            changed = column[wider.real.astype(column.dtype) != column]
-        if changed.size:
-            raise DataError(
-                f"concat: column {key!r} is {column.dtype} in one part and of floats in another, and {changed.flat[0]} is not a "
-                f"{dtype}: let all parts have one dtype"
-            )
+    changed = column[~_is_kept(column, wider)]
+    if changed.size:
+        raise DataError(
+            f"concat: column {key!r} is {column.dtype} in one part and of another dtype elsewhere, and {changed.flat[0]} is not a "
+            f"{dtype}: let all parts have one dtype"
+        )
     return wider
+
+
+def _is_kept(column: ObjectColumn, wider: ObjectColumn) -> NDArray[np.bool_]:
+    """Which numbers, of the column's shape, a `joined_dtype` holds: ints may be no floats, and times out of its range."""
+    if column.dtype.kind in "mM":
+        return (wider.astype(column.dtype) == column) | np.isnat(column)
+    if column.dtype.kind in "iu" and wider.dtype.kind in "fc":
+        with np.errstate(invalid="ignore"):
+            back = wider.real.astype(column.dtype)  # beyond its range some processors give the largest int
+        return (back == column) & (wider.real < float(np.iinfo(column.dtype).max + 1))
+    return np.ones(column.shape, dtype=bool)
 
 
 def joined_arrays(key: str, columns: Sequence[ObjectColumn]) -> ObjectColumn:

@@ -52,6 +52,8 @@ def with_padding(rows: DataProto, is_padding_B: Tensor) -> DataProto:
     >>> padded.batch["x"].tolist(), padded.padding_mask.tolist()
     ([5, 0, 6], [False, True, False])
     """
+    if not isinstance(is_padding_B, Tensor) or is_padding_B.dtype != torch.bool or is_padding_B.dim() != 1:
+        raise DataError(f"is_padding_B must be a tensor [B] of bools, got {is_padding_B!r}; make it by padding_mask")
     count = int(is_padding_B.sum())
     if len(rows) != len(is_padding_B) - count:
         raise DataError(
