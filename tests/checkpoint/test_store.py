@@ -185,11 +185,28 @@ def damage(folder: Path, how: str) -> str:
     if how == "renamed":
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"step": 8}))
         return "its manifest says step 8"
+    if how == "unreadable":  # size 0, and an I/O error to whoever reads it
+        shard.unlink()
+        shard.symlink_to("/proc/self/mem")
+        listed = json.loads(manifest.read_text())
+        listed["files"]["actor/rank-0.bin"]["size_bytes"] = 0
+        manifest.write_text(json.dumps(listed))
+        return "rank-0.bin cannot be read: Input/output error"
     manifest.write_text("garbage")
     return "manifest.json is damaged"
 
 
-DAMAGES = ["truncated", "flipped", "missing", "no manifest", "garbage manifest", "empty", "other version", "renamed"]
+DAMAGES = [
+    "truncated",
+    "flipped",
+    "missing",
+    "no manifest",
+    "garbage manifest",
+    "empty",
+    "other version",
+    "renamed",
+    "unreadable",
+]
 
 
 @pytest.mark.parametrize("how", DAMAGES)

@@ -131,6 +131,12 @@ def test_text_that_no_file_can_hold_is_refused(override):
         resolve(SETTINGS, [override])
 
 
+def test_a_seed_that_torch_does_not_take_is_refused():
+    assert resolve(SETTINGS, [f"seed={2**63 - 1}"]).seed == 2**63 - 1
+    with pytest.raises(ConfigError, match=r"^seed: input should be less than 9223372036854775808, got"):
+        resolve(SETTINGS, [f"seed={2**63}"])
+
+
 def test_a_limit_may_be_switched_off_by_inf():
     assert resolve(SETTINGS, ["actor.optim.clip_grad=inf", "actor.clip_ratio_high=.inf"]).actor.optim.clip_grad == math.inf
     with pytest.raises(ConfigError, match=r"actor\.optim\.eps: input should be a finite number"):
@@ -140,6 +146,15 @@ def test_a_limit_may_be_switched_off_by_inf():
 def test_a_key_that_a_file_gives_twice_is_refused(tmp_path):
     (tmp_path / "c.yaml").write_text("seed: 1\nactor: {epochs: 1}\nseed: 2\n")
     with pytest.raises(ConfigError, match="the key 'seed' is given twice"):
+        read_yaml(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize(
+    "text", ["a: &a {b: *a}", "&a [*a]", "a: !!bool x", "a: !!timestamp x", "a: !!set {b}", "a: !!binary aGk="]
+)
+def test_a_value_that_holds_itself_or_is_of_another_type_is_refused(tmp_path, text):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"c\.yaml cannot be read as YAML: "):
         read_yaml(tmp_path / "c.yaml")
 
 

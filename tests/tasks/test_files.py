@@ -301,6 +301,10 @@ def test_a_parquet_row_that_does_not_fit_and_a_file_that_is_none(tmp_path):
     path = parquet_file(tmp_path / "train.parquet", pa.Table.from_pylist(rows).to_pydict())
     with pytest.raises(TaskError, match=r"row 21: no prompt; the row has answer"):
         file_task(path)
+    twice = pa.table([["p"], ["a"], ["b"]], names=["prompt", "answer", "answer"])
+    pa.parquet.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(TaskError, match=r"twice\.parquet has 2 columns answer: rename or drop all but one"):
+        file_task(str(tmp_path / "twice.parquet"))
     (tmp_path / "bad.parquet").write_text("not parquet")
     with pytest.raises(TaskError, match=r"bad\.parquet cannot be read as parquet"):
         file_task(str(tmp_path / "bad.parquet"))
@@ -326,7 +330,7 @@ ANSWERS = [
     ("time", [time(3, 4, 5)], ["03:04:05.000000"]),
     ("list", [["a", "b"], []], [["a", "b"], []]),
     ("struct", [{"a": b"x", "f": 0.1, "t": date(2024, 1, 2)}], [{"a": "x", "f": 0.1, "t": "2024-01-02"}]),
-    ("map", [[("k", 0.1)]], [{"k": 0.1}]),
+    ("map", [[("k", 0.1)], []], [{"k": 0.1}, {}]),
 ]
 
 

@@ -10,7 +10,8 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,14 +114,16 @@ class Checkpoint:
         """
         self.verify_sizes()
         for name, entry in self.manifest.files.items():
-            if _sha256(self.path / name) != entry.sha256:
-                raise CheckpointError(f"{self.path / name} is damaged: its SHA-256 is not the manifest's")
+            with _readable(self.path / name) as file:
+                found = _sha256(file)
+            if found != entry.sha256:
+                raise CheckpointError(f"{file} is damaged: its SHA-256 is not the manifest's")
 
     def verify_sizes(self) -> None:
         """The cheap part of `verify`: all files are there, each with its size."""
         for name, entry in self.manifest.files.items():
-            file = self.path / name
-            size_bytes = file.stat().st_size if file.is_file() else None
+            with _readable(self.path / name) as file:
+                size_bytes = file.stat().st_size if file.is_file() else None
             if size_bytes is None:
                 raise CheckpointError(f"{file} is missing")
             if size_bytes != entry.size_bytes:
@@ -192,6 +195,15 @@ def _difference(folder: Path, written: Sequence[WrittenFiles]) -> str | None:
                 seen = "does not see the file" if size_bytes is None else f"sees {size_bytes} bytes"
                 return f"{one.writer} wrote {file} with {entry.size_bytes} bytes, but the driver on {platform.node()} {seen}"
     return None
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[Path]:
+    """CheckpointError where the disk does not give the file, so that an older checkpoint may take its place."""
+    try:
+        yield file
+    except OSError as exc:
+        raise CheckpointError(f"{file} cannot be read: {exc.strerror}") from exc
 
 
 def file_entry(path: Path) -> FileEntry:

@@ -35,9 +35,17 @@ SHOWN_CHARACTERS: Final = 200
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML ships no types
-    """YAML with the plain scalars above, and without a key that is given twice."""
+    """YAML with the plain scalars above: without a key that is given twice, a value that holds itself, and other types."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+        tag: make
+        for tag, make in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in ("null", "bool", "int", "float", "str", "seq", "map")
+    }
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        return super().construct_object(node, deep=True)  # which refuses a value that holds itself
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -73,6 +81,8 @@ def load_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as exc:
         raise ValueError(str(exc)) from exc
+    except KeyError as exc:  # from PyYAML, of text under the tag !!bool
+        raise ValueError(f"{exc} is not a bool") from exc
     except RecursionError as exc:
         raise ValueError("it is nested too deeply") from exc
 

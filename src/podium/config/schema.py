@@ -402,8 +402,8 @@ class RunConfig(Settings):
     """First part of the run directory's name."""
     description: str = ""
     """What the recipe shows and how long it takes, for `podium recipes`."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Root of every random stream of the run."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Root of every random stream of the run, as torch takes it."""
     runtime: Literal["auto", "inline", "ray"] = "auto"
     """Where workers live: in this process, or as Ray actors; `auto` is inline for one worker and ray for more."""
     num_workers: Positive = 1

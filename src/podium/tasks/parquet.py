@@ -37,14 +37,17 @@ def parquet_entries(
     file = _opened(path)
     schema = file.schema_arrow
     found = [column for column in columns if column in schema.names]
+    for column in found:
+        if schema.names.count(column) > 1:
+            raise TaskError(f"{path} has {schema.names.count(column)} columns {column}: rename or drop all but one of them")
     _check_types(path, schema, found, text_only=text_only)
     named = dict.fromkeys((name for name in schema.names if name in unread), True)
     try:
         for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=found):
-            values = [_plain(column).to_pylist() for column in batch.columns]
-            for row in zip(*values, strict=True):
-                entry = dict(zip(batch.schema.names, row, strict=True))
-                yield partial(_row, entry, named)
+            plain = [_plain(column) for column in batch.columns]
+            kinds = dict(zip(batch.schema.names, (column.type for column in plain), strict=True))
+            for row in zip(*(column.to_pylist() for column in plain), strict=True):
+                yield partial(_row, dict(zip(kinds, row, strict=True)), kinds, named)
     except (OSError, ValueError) as exc:  # pyarrow's ArrowInvalid is a ValueError
         raise TaskError(f"{path} cannot be read as parquet: {exc}") from exc
 
@@ -55,8 +58,8 @@ def column_names(path: str) -> list[str]:
     return names
 
 
-def _row(entry: dict[str, Any], named: dict[str, Any]) -> dict[str, Any]:
-    return {**named, **{name: _decoded(value, name) for name, value in entry.items()}}
+def _row(entry: dict[str, Any], kinds: dict[str, Any], named: dict[str, Any]) -> dict[str, Any]:
+    return {**named, **{name: _decoded(value, name, kinds[name]) for name, value in entry.items()}}
 
 
 def _opened(path: str) -> Any:
@@ -132,17 +135,17 @@ def _read_as(kind: Any, *, narrow_floats: str = "string") -> Any:
     raise DataError(str(kind))
 
 
-def _decoded(value: Any, column: str) -> Any:
-    """The value with text in place of bytes."""
+def _decoded(value: Any, column: str, kind: Any) -> Any:
+    """The value, which is of the Arrow type `kind`, with text in place of bytes, and a map as an object, also an empty one."""
     if isinstance(value, bytes):
         try:
             return value.decode()
         except UnicodeDecodeError as exc:
             raise DataError(f"{column} holds bytes that are not UTF-8 text: {exc}") from None
-    if isinstance(value, list):
-        if value and all(isinstance(item, tuple) for item in value):  # a map
-            return {str(_decoded(key, column)): _decoded(item, column) for key, item in value}
-        return [_decoded(item, column) for item in value]
     if isinstance(value, dict):
-        return {key: _decoded(item, f"{column}.{key}") for key, item in value.items()}
-    return value
+        return {key: _decoded(item, f"{column}.{key}", kind.field(key).type) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    if hasattr(kind, "item_type"):  # a map, as pairs
+        return {str(_decoded(key, column, kind.key_type)): _decoded(item, column, kind.item_type) for key, item in value}
+    return [_decoded(item, column, kind.value_type) for item in value]
