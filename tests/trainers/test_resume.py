@@ -50,7 +50,7 @@ def replace(path: Path, old: str, new: str) -> None:
         ("max_word_len: 3", "max_word_len: 4", "task.params.max_word_len: was 3, is 4", "task.params.max_word_len=4"),
         ("  params:\n    min_word_len: 3\n", "  params:\n", "task.params.min_word_len: was 3, is not set", ""),
         ("entropy_coeff: 0.0", "entropy_coeff: 0.1", "actor.entropy_coeff: was 0.0, is 0.1", "actor.entropy_coeff=0.1"),
-        ("  stop: []", "  stop: ['a b']", 'rollout.sampling.stop: was [], is [a b]', "'rollout.sampling.stop=[a b]'"),
+        ("  stop: []", "  stop: ['a b']", "rollout.sampling.stop: was [], is [a b]", "'rollout.sampling.stop=[a b]'"),
     ],
 )
 @pytest.mark.parametrize("go_on", [lambda run: training.resume(run, [], dry_run=True), lambda run: training.evaluate(run, None)])
@@ -186,6 +186,15 @@ SCORES = {"greedy_score": 0.5, "sampled_score": 0.5, "n": 1, "failed": 0, "answe
         (content("task.json", "{}"), r"task\.json is damaged \(it has no fingerprint\)"),
         (content("task.json", "\x00"), r"task\.json is damaged"),
         (content("settings.json", "{}"), r"settings\.json is damaged \(it has no settings\)"),
+        (content("settings.json", "[" * 100_000), r"settings\.json is damaged \(maximum recursion depth"),
+        (
+            content("settings.json", '{"settings": {"old": 1}, "changed": []}'),
+            r"settings\.json does not .*(?s:.*)remove it to trust",
+        ),
+        (
+            content("report.json", json.dumps({"before": {**SCORES, "greedy_score": float("nan")}})),
+            r"damaged \(JSON has no NaN\)",
+        ),
     ],
 )
 def test_a_damaged_run_is_one_message_before_anything_starts(run, spoil, expected):
@@ -270,6 +279,8 @@ def test_a_changed_bit_in_the_warmed_up_model_is_refused_on_resume(tmp_path):
     flip_a_bit(directory.hf / "model.safetensors")
     with pytest.raises(ConfigError, match=r"hf/model\.safetensors is damaged"):
         training.evaluate(directory.path, None)
+    with pytest.raises(ConfigError, match=r"hf/model\.safetensors is damaged"):  # a finished run is no reason to pass it over
+        training.resume(directory.path, [], dry_run=False)
 
 
 @pytest.mark.parametrize("given_as", ["model={}", "ref.model={}"])

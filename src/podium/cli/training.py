@@ -105,7 +105,10 @@ def _way_on(directory: RunDirectory) -> str:
 
 def _is_done(config: RunConfig, directory: RunDirectory) -> bool:
     with directory.locked():
-        return directory.is_done(config)
+        is_done = directory.is_done(config)
+        if is_done:
+            check_published(directory.hf)
+        return is_done
 
 
 def _print_done(config: RunConfig, directory: RunDirectory) -> None:

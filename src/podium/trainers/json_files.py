@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from podium.checkpoint import sync
 from podium.errors import ConfigError
@@ -27,11 +27,15 @@ def write_text(path: Path, text: str) -> None:
 def read_json(path: Path, *, remedy: str) -> dict[str, Any] | None:
     """The object in a file, None when there is no file. ConfigError, with the remedy, when it is no JSON object."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise ConfigError(f"{path} is damaged ({exc}): {remedy}") from exc
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is damaged (an object was expected, got {type(content).__name__}): {remedy}")
     return content
+
+
+def _refuse(number: str) -> NoReturn:
+    raise ValueError(f"JSON has no {number}")

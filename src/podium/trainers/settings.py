@@ -22,6 +22,9 @@ FREE = frozenset(
 """Settings that decide neither what is learned nor a score, as do those of the section: `config.yaml` may be edited in them while
 a run rests."""
 
+REMEDY = "put it back, or remove it to trust config.yaml as it is"
+"""What to do about a damaged record."""
+
 
 class _Absent:
     def __repr__(self) -> str:
@@ -65,7 +68,10 @@ class SettingsRecord:
     def read(self) -> RunConfig | None:
         """The settings; None without a file. ConfigError when it is damaged."""
         content = self._content()
-        return None if content is None else resolve(content["settings"])
+        try:
+            return None if content is None else resolve(content["settings"])
+        except ConfigError as exc:
+            raise ConfigError(f"{self.path} does not hold settings of this version: {exc}\n{REMEDY}") from exc
 
     def write(self, config: RunConfig, *, after_step: int | None = None) -> list[Change]:
         """Record the settings from here on; returns, and lists in the file, what changed. `after_step` was the last one saved."""
@@ -93,10 +99,9 @@ class SettingsRecord:
             )
 
     def _content(self) -> dict[str, Any] | None:
-        remedy = "put it back, or remove it to trust config.yaml as it is"
-        content = read_json(self.path, remedy=remedy)
+        content = read_json(self.path, remedy=REMEDY)
         if content is not None and not (isinstance(content.get("settings"), dict) and isinstance(content.get("changed"), list)):
-            raise ConfigError(f"{self.path} is damaged (it has no settings): {remedy}")
+            raise ConfigError(f"{self.path} is damaged (it has no settings): {REMEDY}")
         return content
 
 
