@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from podium.algorithms import Aggregation, LossSum, PolicyLoss, SFTLoss, TokenOutputs
+from podium.algorithms import Aggregation, KLTerm, LossSum, PolicyLoss, SFTLoss, TokenOutputs
 from podium.algorithms.aggregation import AggregationMode
 from podium.errors import DataError
 from podium.protocol import DataProto
@@ -182,6 +182,17 @@ def test_a_dense_column_of_more_than_one_value_a_row_is_refused() -> None:
         DataError, match=r"column 'advantages' must be \[B\] or jagged \[B, \*\], got a dense one of shape \[2, 3\]"
     ):
         LOSS(TokenOutputs(torch.zeros(3)), batch)
+
+
+@pytest.mark.parametrize("key", ["response_mask", "old_log_probs", "ref_log_prob"])
+def test_one_number_a_row_is_not_taken_for_that_of_each_token(key: str) -> None:
+    """A row's log-prob is the sum of its tokens'."""
+    batch = policy_batch([[1, 1], [1]], [[0.0, 0.0], [0.0]], [[1.0, 1.0], [1.0]])
+    batch.batch["ref_log_prob"] = batch.batch["old_log_probs"]
+    batch.batch[key] = torch.zeros(2)
+    loss = PolicyLoss(0.1, 0.2, kl=KLTerm(0.1))
+    with pytest.raises(DataError, match=rf"column '{key}' must be jagged \[B, \*\], got a dense one of shape \[2\]"):
+        loss(TokenOutputs(torch.zeros(3)), batch)
 
 
 def test_losses_pickle_and_do_not_share_their_defaults() -> None:

@@ -260,6 +260,16 @@ def test_a_step_is_replaced(store: CheckpointStore) -> None:
     assert names(store.root) == ["step-5"]
 
 
+def test_of_a_checkpoint_that_was_moved_and_linked_the_link_goes(store: CheckpointStore, tmp_path: Path) -> None:
+    save(store, 1)
+    (store.root / "step-1").rename(tmp_path / "elsewhere")
+    (store.root / "step-1").symlink_to(tmp_path / "elsewhere")
+    for step in (2, 3):
+        save(store, step)
+    assert names(store.root) == ["step-2", "step-3"]
+    assert "manifest.json" in names(tmp_path / "elsewhere")
+
+
 def test_a_crash_between_the_two_renames_of_a_replacement(store: CheckpointStore) -> None:
     save(store, 5, "old")
     (store.root / "step-5").rename(store.root / ".replaced-step-5")

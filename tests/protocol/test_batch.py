@@ -204,3 +204,10 @@ def test_moving_to_a_device_is_in_place() -> None:
     data = made()
     assert data.to("meta") is data
     assert str(data.batch.device) == "meta"
+
+
+def test_what_was_assigned_and_is_no_tensor_is_shown_by_repr() -> None:
+    data = made()
+    data.batch["z"] = [1]  # type: ignore[assignment]
+    for shown in (repr(data), repr(data.batch)):
+        assert "z: a list, which is not a tensor" in shown

@@ -156,3 +156,8 @@ def test_equal_lengths_stay_jagged_and_multiply() -> None:
     for result in (data, data[[1]], data.repeat(2), DataProto.concat(data.chunk(2)), data[:0]):
         assert (result.batch["a"] * result.batch["b"]).is_nested
         assert lists_of(result.batch["a"] * result.batch["b"]) == [[3.0, 3.0]] * len(result)
+
+
+def test_a_dense_column_where_a_jagged_one_is_needed_is_named_by_its_shape() -> None:
+    with pytest.raises(DataError, match=r"a jagged column \[B, \*\] is needed, got a dense one of shape \[2, 3\]"):
+        parts(torch.zeros(2, 3))

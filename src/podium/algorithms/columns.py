@@ -11,9 +11,13 @@ from podium.errors import DataError
 from podium.protocol import DataProto
 from podium.protocol.jagged import is_jagged, parts, row_ids
 
+BY_ROW = frozenset({"advantages"})
+"""Columns that may be one number a row, [B]: any other one would be a mistake, as a row's log-prob for that of each token."""
+
 
 def check_response_columns(batch: DataProto, keys: Iterable[str], *, like: str = "responses") -> None:
-    """DataError for a column that is missing, of another shape than [B] or [B, *], or whose rows are not as long as `like`'s.
+    """DataError for a column that is missing, not jagged [B, *] (nor [B], if it is `BY_ROW`), or whose rows are not as long as
+    `like`'s.
 
     It names the first such row: of the whole batch, before the engine cuts it into micro-batches.
     """
@@ -23,8 +27,9 @@ def check_response_columns(batch: DataProto, keys: Iterable[str], *, like: str =
             raise DataError(f"the loss needs the column {key!r}; there are: {', '.join(batch.batch)}")
         column = batch.batch[key]
         if not is_jagged(column):
-            if column.dim() != 1:
-                raise DataError(f"column {key!r} must be [B] or jagged [B, *], got a dense one of shape {list(column.shape)}")
+            if column.dim() != 1 or key not in BY_ROW:
+                shape = "[B] or jagged [B, *]" if key in BY_ROW else "jagged [B, *]"
+                raise DataError(f"column {key!r} must be {shape}, got a dense one of shape {list(column.shape)}")
             continue
         offsets = parts(column)[1]
         if offsets is not expected and not torch.equal(offsets, expected):

@@ -144,9 +144,14 @@ class CheckpointStore:
                 self._remove(replaced)
 
     def _remove(self, path: Path) -> None:
-        """Rename first: a removal that is cut short leaves something to sweep, not a damaged checkpoint."""
+        """Rename first: a removal that is cut short leaves something to sweep, not a damaged checkpoint.
+
+        Of a checkpoint that a user moved elsewhere and linked here, the link goes.
+        """
         doomed = self.root / f"{TEMP_PREFIX}{path.name.lstrip('.')}-{secrets.token_hex(4)}"
         path.rename(doomed)
+        if doomed.is_symlink():
+            doomed.unlink()
         shutil.rmtree(doomed, ignore_errors=True)
 
     def _folders(self) -> dict[int, Path]:

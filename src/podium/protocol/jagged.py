@@ -72,9 +72,12 @@ def _kind(row: Tensor) -> str:
 def parts(column: Tensor) -> tuple[Tensor, Tensor]:
     """(values [N, ...], offsets [B + 1]) of a jagged column, the ragged dim in front; both are the column's own storage.
 
-    Raises DataError for the strided nested layout, and for tensors with holes (`lengths`).
+    Raises DataError for a dense tensor, the strided nested layout, and for tensors with holes (`lengths`).
     """
     if not isinstance(column, NestedTensor):
+        if not column.is_nested:
+            shape = list(column.shape)
+            raise DataError(f"a jagged column [B, *] is needed, got a dense one of shape {shape}: make it by jagged_from_rows")
         raise DataError(f"a nested tensor of layout {column.layout} cannot be a column; build it with layout=torch.jagged")
     if column._lengths is not None:
         raise DataError("a jagged column must be contiguous; call .contiguous() on the nested tensor first")

@@ -17,7 +17,12 @@ MOST_SHOWN_BITS = 10_000
 
 
 def describe(column: Tensor) -> str:
-    """A column's kind for people: `int64[8, *]` for a jagged one, `float32[8, 3]` for a dense one."""
+    """A column's kind for people: `int64[8, *]` for a jagged one, `float32[8, 3]` for a dense one.
+
+    A user may have assigned something else since.
+    """
+    if not isinstance(column, Tensor):
+        return f"a {type(column).__name__}, which is not a tensor"
     name = str(column.dtype).removeprefix("torch.")
     shape: list[int | str]
     if not jg.is_jagged(column):
