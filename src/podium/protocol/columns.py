@@ -126,13 +126,14 @@ def as_dtype(key: str, column: ObjectColumn, dtype: np.dtype[Any]) -> ObjectColu
 
 def _is_kept(column: ObjectColumn, wider: ObjectColumn) -> NDArray[np.bool_]:
     """Which numbers, of the column's shape, a `joined_dtype` holds: ints may be no floats, and times out of its range."""
+    is_kept: NDArray[np.bool_] = np.ones(column.shape, dtype=bool)
     if column.dtype.kind in "mM":
-        return (wider.astype(column.dtype) == column) | np.isnat(column)
+        is_kept = (wider.astype(column.dtype) == column) | np.isnat(column)
     if column.dtype.kind in "iu" and wider.dtype.kind in "fc":
         with np.errstate(invalid="ignore"):
             back = wider.real.astype(column.dtype)  # beyond its range some processors give the largest int
-        return (back == column) & (wider.real < float(np.iinfo(column.dtype).max + 1))
-    return np.ones(column.shape, dtype=bool)
+        is_kept = (back == column) & (wider.real < float(np.iinfo(column.dtype).max + 1))
+    return is_kept
 
 
 def joined_arrays(key: str, columns: Sequence[ObjectColumn]) -> ObjectColumn:
