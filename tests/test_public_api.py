@@ -34,8 +34,9 @@ SURFACE = {
         model_folder row_limit save_model
     """,
     "podium.observability": """
-        DRIVER_MB Last METRICS_FILE Max Mean Metric Metrics Min Progress RESPONSE_LENGTH REWARD Recorder SAMPLES_FILE Sample
-        SpanListener Spans Sum THROUGHPUT TIMING_PREFIX TOKENS_PER_S Tracker VALIDATION_SCORE WARMUP_LOSS draw_curve read_rows
+        CPU_S DRIVER_MB LAYOUT_FRAC LOG_PROB_GAP Last METRICS_FILE Max Mean Metric Metrics Min Progress RESPONSE_LENGTH REWARD
+        Recorder SAMPLES_FILE STEP_S Sample SpanListener Spans Sum THROUGHPUT TIMING_PREFIX TOKENS_PER_S Tracker VALIDATION_SCORE
+        WARMUP_LOSS draw_curve read_rows
     """,
     "podium.protocol": """
         AUTO_PADDING_KEY Batch DataProto DataProtoItem Field Mergeable MetaPolicy PADDING_ROWS_KEY all_gather_data_proto

@@ -15,7 +15,8 @@ from tests.trainers.builders import small_config, train
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> RunDirectory:
-    return train(small_config(tmp_path_factory.mktemp("runs"), "warmup.steps=0", "trainer.total_steps=1"))
+    """Of two steps: the first one makes a further call, which compares rollout and trainer."""
+    return train(small_config(tmp_path_factory.mktemp("runs"), "warmup.steps=0", "trainer.total_steps=2"))
 
 
 def cells(line: str) -> list[str]:
@@ -29,7 +30,7 @@ def test_it_prints_the_arithmetic_and_the_bytes_of_each_edge(run: RunDirectory):
     comments = [line.removeprefix("# ") for line in podium("explain", str(run.config)).stdout.partition("\n\n")[0].splitlines()]
     assert comments == arithmetic.splitlines()[:-1]
     assert f"all settings: {run.config}" in arithmetic
-    assert measured.startswith("bytes of each column in step 1, as measured")
+    assert measured.startswith("bytes of each column in step 2, as measured")
     found = [cells(line) for line in measured.splitlines() if line.startswith("│")]
     assert [edge for edge, _, _ in found if edge] == [
         *("driver -> generate_sequences", "generate_sequences -> driver", "generate_sequences -> stays"),
@@ -50,7 +51,7 @@ def test_as_json_it_is_one_object(run: RunDirectory):
     told = json.loads(explained.stdout)
     assert "8 prompts x 4 samples = 32 rows per step" in told["arithmetic"]
     traffic, rows = told["traffic"], json.loads(run.traffic.read_text())["rows"]
-    assert traffic["step"] == 1
+    assert traffic["step"] == 2
     assert traffic["edges"][0] == {
         "call": "generate_sequences",
         "way": "sent",

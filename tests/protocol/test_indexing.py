@@ -91,10 +91,7 @@ def test_the_last_rows_of_an_epoch_have_a_declared_fate(last: str, expected: lis
         ((0, 1), "at least one row and epochs are not negative, got 0 and 1"),
         ((5, -1), "got 5 and -1"),
         ((5, 1, None, {"shuffle": True}), "never by the global generator; give seed="),
-        (
-            (5, 1, 1, {"num_workers": 2, "drop_last": True}),
-            r"'shuffle' of .*take \['drop_last', 'num_workers'\] out",
-        ),
+        ((5, 1, 1, {"num_workers": 2, "drop_last": True}), r"'shuffle' and 'drop_last' of .*take \['num_workers'\] out"),
     ],
 )
 def test_what_cannot_be_iterated_is_said_before_the_first_mini_batch(arguments: Any, message: str) -> None:

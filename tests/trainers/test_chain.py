@@ -90,7 +90,7 @@ def step(request, tmp_path_factory) -> Iterator[Step]:
     task, tokenizer = prepare(config), load_tokenizer(config.model)
     role = "actor_rollout_ref" if config.needs_reference else "actor_rollout"
     init = Init(ActorRolloutRefWorker, policy_spec(config, config.model), role)
-    session: Any = SimpleNamespace(spans=Spans(), end_step=lambda *args, **kwargs: None)
+    session: Any = SimpleNamespace(spans=Spans(), end_step=lambda *args, **kwargs: None, updating=lambda: None)
     with (
         Scorer(task, config.reward) as scorer,
         WorkerGroup(ResourcePool([1]), init, runtime="inline", threads_per_rank=1) as group,
@@ -169,7 +169,7 @@ def test_the_warm_ups_links_read_and_write_what_they_say(tmp_path):
     task, tokenizer = prepare(config), load_tokenizer(config.model)
     batch_link, update_link = sft_links()
     spec = TrainingSpec(config.model, config.actor.engine, config.warmup.optim, config.warmup.steps, config.seed)
-    session: Any = SimpleNamespace(spans=Spans())
+    session: Any = SimpleNamespace(spans=Spans(), updating=lambda: None)
     with WorkerGroup(ResourcePool([1]), Init(TrainingWorker, spec), runtime="inline", threads_per_rank=1) as group:
         trainer = SFTTrainer(config, group, task, tokenizer, session)
         trainer.model.set_loss_fn(SFTLoss())

@@ -49,10 +49,9 @@ def rows(mask: list[int]) -> DataProto:
 def updated(config: RunConfig, scored: DataProto) -> tuple[DataProto, Metrics, list[list[str]]]:
     """The batch with its advantages, the metrics of its update, and the uids that each optimizer step saw."""
     seen: list[list[str]] = []
+    session = SimpleNamespace(spans=Spans(), updating=lambda: None)
     with WorkerGroup(ResourcePool([1]), Init(ActorRolloutRefWorker, policy_spec(config, config.model), "actor")) as group:
-        trainer = PPOTrainer(
-            config, group, Rows(4), None, load_tokenizer(ModelConfig(path="char_llama")), SimpleNamespace(spans=Spans())
-        )
+        trainer = PPOTrainer(config, group, Rows(4), None, load_tokenizer(ModelConfig(path="char_llama")), session)
         future = trainer.advantages(DataProtoFuture.of(scored), 1)
         batch = future.get()
         for number in range(2):
