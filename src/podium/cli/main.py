@@ -33,6 +33,7 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> object:
         try:
+            raise_on_sigterm()  # not before: typer answers an interrupt of its own parsing with exit code 1
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
             typer.echo(f"{in_words(interrupt)}; no run was started or changed", err=True)
@@ -193,7 +194,6 @@ def log_to_stderr() -> None:
 
 def main() -> None:
     """Entry point of `podium`."""
-    raise_on_sigterm()
     accept_all_characters()
     log_to_stderr()
     try:
