@@ -12,8 +12,9 @@ from tests.trainers.ray_two_folders import UNSHARE
 
 
 @pytest.mark.slow  # a cluster of its own
+@pytest.mark.timeout(960)
 def test_two_nodes_with_folders_of_their_own(tmp_path):
-    """Row 1 of the desk check for several machines: what rank 0 wrote on its own disk was sealed as an empty checkpoint."""
+    """The driver refuses a checkpoint that rank 0 wrote on its own disk, and keeps the one before."""
     if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
         pytest.skip(f"this machine does not let us make a mount namespace: {' '.join(UNSHARE)}")
     command = [sys.executable, "-m", "tests.trainers.ray_two_folders", str(tmp_path)]

@@ -73,7 +73,10 @@ def check_same(found: tuple[DataProto, dict[str, float]], expected: tuple[DataPr
         torch.testing.assert_close(one, two, rtol=0, atol=rounding, msg=key)
     for key, objects in theirs.non_tensor_batch.items():
         assert rows.non_tensor_batch[key].tolist() == objects.tolist(), key
-    assert found[1] == pytest.approx(expected[1], rel=rounding, abs=rounding)
+    ours, expected_metrics = (
+        {name: value for name, value in metrics.items() if not name.startswith("perf/")} for _, metrics in (found, expected)
+    )  # which layout costs least depends on a rank's rows
+    assert ours == pytest.approx(expected_metrics, rel=rounding, abs=rounding)
 
 
 def test_five_prompts_filled_up_to_eight_give_the_step_of_five(alone):
