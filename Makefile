@@ -14,7 +14,7 @@ EXTRAS := ray,tasks,tensorboard,plot,parquet,dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv venv-bench venv-verl smollm2 demo test check lint layers types doctests slow test-tensordict-010 bench gpu-check clean
+.PHONY: help venv venv-bench venv-verl smollm2 demo test check lint english layers types doctests slow test-tensordict-010 bench gpu-check clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -39,10 +39,13 @@ demo: $(STAMP) ## Warm up a small model, then teach it to spell backward by GRPO
 test: $(STAMP) ## The fast tests (ARGS="-k name")
 	$(BIN)/python -m pytest $(ARGS)
 
-check: lint layers types doctests ## Lint, layers, types, doctests (make -k check: all, even when one fails)
+check: lint english layers types doctests ## Lint, English, layers, types, doctests (make -k check: all, even when one fails)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+
+english: $(STAMP) ## Phrases that are hard to read, in code and pages
+	$(BIN)/python scripts/check_english.py
 
 layers: $(STAMP)
 	$(BIN)/lint-imports
