@@ -66,7 +66,7 @@ from podium.engines.fsdp2 import FSDP2Engine
 from podium.errors import EngineError
 from podium.protocol import DataProto
 from podium.single_controller import Worker
-from podium.single_controller.context import RankContext, running_as
+from podium.single_controller.rank.context import RankContext, running_as
 
 ROOT = Path(__file__).parents[1]
 RAGGED = [(5, 9), (17, 3), (2, 12), (11, 1), (30, 20)]

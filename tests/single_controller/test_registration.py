@@ -18,7 +18,7 @@ from podium.single_controller import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from podium.single_controller.registration import registration_of
+from podium.single_controller.routing.registration import registration_of
 
 anything = cast(Any, register)  # for calls that a type checker would refuse
 

@@ -82,7 +82,7 @@ def specs(monkeypatch: pytest.MonkeyPatch) -> list[GroupSpec]:
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("podium.single_controller.crew.build_runtime", lambda name: Recorder())
+    monkeypatch.setattr("podium.single_controller.processes.worker_processes.build_runtime", lambda name: Recorder())
     return seen
 
 

@@ -22,7 +22,7 @@ from podium.single_controller import (
     initialize_global_process_group_ray,
     register,
 )
-from podium.single_controller.context import RankContext, running_as
+from podium.single_controller.rank.context import RankContext, running_as
 from podium.single_controller.worker import join_peers
 
 

@@ -34,8 +34,8 @@ from podium.single_controller import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from podium.single_controller.futures import Settling
-from podium.single_controller.group_call import MOST_SHAPES
+from podium.single_controller.calls.futures import Settling
+from podium.single_controller.calls.group_call import MOST_SHAPES
 from podium.single_controller.runtime.base import RUNTIMES, GroupSpec
 
 

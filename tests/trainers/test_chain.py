@@ -16,7 +16,7 @@ from podium.models import load_tokenizer
 from podium.observability import Metrics, Spans
 from podium.protocol import DataProto, check_fields, column_names
 from podium.single_controller import DataProtoFuture, Dispatch, Init, ResourcePool, Traffic, Worker, WorkerGroup, register
-from podium.single_controller.registration import registration_of
+from podium.single_controller.routing.registration import registration_of
 from podium.tasks import Scorer
 from podium.trainers import PPOTrainer, SFTTrainer
 from podium.trainers.chain import Link, check_chain, ppo_links, sft_links, worker_link

@@ -9,7 +9,7 @@ import pytest
 from podium.config import RunConfig, check, explain
 from podium.errors import ConfigError, NoRoomError, ResourceError, UnsupportedByRuntime
 from podium.single_controller import Init, Worker
-from podium.single_controller.placement import Node, plan_placement
+from podium.single_controller.placement.plan import Node, plan_placement
 from podium.trainers import placing
 from podium.trainers.node_setup import NodeSetup
 from tests.trainers.builders import small_config

@@ -19,7 +19,7 @@ from podium.config import ProfilerConfig
 from podium.engines import device
 from podium.errors import ConfigError, ProfilerError, WorkerError
 from podium.single_controller import Dispatch, Execute, Init, ResourcePool, Worker, WorkerGroup, register
-from podium.single_controller.registration import registration_of
+from podium.single_controller.routing.registration import registration_of
 from podium.workers import DistProfiler, DistProfilerExtension
 
 

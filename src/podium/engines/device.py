@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from podium.single_controller.context import current_context
-from podium.single_controller.devices import may_use_gpu, own_device, use_device
+from podium.single_controller.rank.context import current_context
+from podium.single_controller.rank.devices import may_use_gpu, own_device, use_device
 
 
 def pick_device() -> torch.device:

@@ -1,11 +1,26 @@
 """Calls over groups of workers: one driver program conducts, every rank runs the same code."""
 
+from podium.single_controller.calls.futures import FutureList, GroupFuture
+from podium.single_controller.calls.group_call import GroupCall
+from podium.single_controller.calls.row_futures import DataProtoFuture
+from podium.single_controller.calls.traffic import Traffic, recorded_traffic
 from podium.single_controller.colocation import (
     ColocatedWorker,
     create_colocated_worker_cls,
     create_colocated_worker_raw_cls,
 )
-from podium.single_controller.dispatch import (
+from podium.single_controller.init import Init
+from podium.single_controller.placement.resource_pool import (
+    RayResourcePool,
+    ResourcePool,
+    ResourcePoolManager,
+    merge_resource_pool,
+    split_resource_pool,
+)
+from podium.single_controller.processes.lifecycle import State
+from podium.single_controller.processes.status import CallStatus, GroupStatus
+from podium.single_controller.register import register
+from podium.single_controller.routing.dispatch import (
     Copy,
     PerRank,
     Route,
@@ -21,24 +36,10 @@ from podium.single_controller.dispatch import (
     register_dispatch_mode,
     update_dispatch_mode,
 )
-from podium.single_controller.futures import FutureList, GroupFuture
-from podium.single_controller.group_call import GroupCall
-from podium.single_controller.init import Init
-from podium.single_controller.life import State
-from podium.single_controller.mesh import Mesh
-from podium.single_controller.modes import Dispatch, DispatchMode, Execute, make_nd_compute_dataproto_dispatch_fn
-from podium.single_controller.registration import MAGIC_ATTR, Registration, register
-from podium.single_controller.resource_pool import (
-    RayResourcePool,
-    ResourcePool,
-    ResourcePoolManager,
-    merge_resource_pool,
-    split_resource_pool,
-)
-from podium.single_controller.row_futures import DataProtoFuture
+from podium.single_controller.routing.mesh import Mesh
+from podium.single_controller.routing.modes import Dispatch, DispatchMode, Execute, make_nd_compute_dataproto_dispatch_fn
+from podium.single_controller.routing.registration import MAGIC_ATTR, Registration
 from podium.single_controller.runtime import CAPABILITIES, Capabilities
-from podium.single_controller.status import CallStatus, GroupStatus
-from podium.single_controller.traffic import Traffic, recorded_traffic
 from podium.single_controller.verl_names import (
     DISPATCH_MODE_FN_REGISTRY,
     ClassWithInitArgs,

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from podium.errors import DispatchError, RegistrationError
 from podium.single_controller.init import Init
-from podium.single_controller.modes import DirectMode
-from podium.single_controller.registration import MAGIC_ATTR, registration_of
+from podium.single_controller.routing.modes import DirectMode
+from podium.single_controller.routing.registration import MAGIC_ATTR, registration_of
 from podium.single_controller.worker import Worker
 
 IS_FLAT = "_podium_is_flat"

@@ -8,10 +8,10 @@ from functools import partialmethod
 from typing import Any, cast
 
 from podium.errors import nearest
-from podium.single_controller.colocation import IS_FLAT, ColocatedWorker
-from podium.single_controller.group_call import Method
-from podium.single_controller.modes import Dispatch, Execute
-from podium.single_controller.registration import Registration, registration_of
+from podium.single_controller.calls.group_call import Method
+from podium.single_controller.colocation import IS_FLAT
+from podium.single_controller.routing.modes import Dispatch, Execute
+from podium.single_controller.routing.registration import Registration, classes_by_role, registration_of
 
 
 class Methods:
@@ -25,7 +25,7 @@ class Methods:
     @classmethod
     def of(cls, worker_class: type) -> Methods:
         """Those of a class, and of its roles if it is made of some."""
-        classes: dict[str | None, type] = {None: worker_class, **_classes_by_role(worker_class)}
+        classes = classes_by_role(worker_class)
         return cls(worker_class, None, {role: _registered_methods(member, role) for role, member in classes.items()})
 
     @property
@@ -45,7 +45,7 @@ class Methods:
 
     def of_role(self, role: str) -> Methods:
         """Those of one role."""
-        return Methods(_classes_by_role(self.worker_class)[role], role, {role: self._registered[role]})
+        return Methods(classes_by_role(self.worker_class)[role], role, {role: self._registered[role]})
 
     def flat(self, name: str) -> Method | None:
         """The method of a role that verl calls `<role>_<method>`, if there is one. AttributeError where there are two."""
@@ -97,12 +97,6 @@ def is_method(owner: type, name: str) -> bool:
     member = inspect.getattr_static(owner, name, None)
     is_callable = callable(member) or isinstance(member, classmethod | staticmethod | partialmethod)
     return is_callable and not hasattr(member, IS_FLAT)
-
-
-def _classes_by_role(worker_class: type) -> dict[str | None, type]:
-    if not issubclass(worker_class, ColocatedWorker):
-        return {}
-    return {role: init.cls for role, init in worker_class.raw_cls_dict.items()}
 
 
 def _registered_methods(worker_class: type, role: str | None) -> list[Method]:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 if TYPE_CHECKING:
-    from podium.single_controller.futures import FutureList, GroupFuture
-    from podium.single_controller.group_call import GroupCall
-    from podium.single_controller.row_futures import DataProtoFuture
+    from podium.single_controller.calls.futures import FutureList, GroupFuture
+    from podium.single_controller.calls.group_call import GroupCall
+    from podium.single_controller.calls.row_futures import DataProtoFuture
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -12,13 +12,13 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from podium.errors import ConfigError, ResourceError
 from podium.single_controller.colocation import create_colocated_worker_cls
-from podium.single_controller.context import current_context
-from podium.single_controller.dispatch import ROUTES, get_predefined_dispatch_fn, set_route
 from podium.single_controller.init import Init, class_of
-from podium.single_controller.mesh import Mesh
-from podium.single_controller.modes import DispatchMode
-from podium.single_controller.placement import extract_groups
-from podium.single_controller.resource_pool import RayResourcePool, ResourcePool
+from podium.single_controller.placement.plan import extract_groups
+from podium.single_controller.placement.resource_pool import RayResourcePool, ResourcePool
+from podium.single_controller.rank.context import current_context
+from podium.single_controller.routing.dispatch import ROUTES, get_predefined_dispatch_fn, set_route
+from podium.single_controller.routing.mesh import Mesh
+from podium.single_controller.routing.modes import DispatchMode
 from podium.single_controller.worker import join_peers
 from podium.single_controller.worker_group import WorkerGroup
 

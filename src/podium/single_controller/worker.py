@@ -15,10 +15,10 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch e
 from torch.distributed.constants import default_pg_timeout
 
 from podium.errors import ConfigError, DispatchError, RegistrationError, check_kind, nearest, unknown_name
-from podium.single_controller.context import RankContext, current_context
-from podium.single_controller.devices import collective_backend, own_device, use_device
-from podium.single_controller.modes import Dispatch, Execute, check_mesh_name
-from podium.single_controller.registration import register
+from podium.single_controller.rank.context import RankContext, current_context
+from podium.single_controller.rank.devices import collective_backend, own_device, use_device
+from podium.single_controller.register import register
+from podium.single_controller.routing.modes import Dispatch, Execute, check_mesh_name
 from podium.single_controller.runtime.capabilities import require
 
 R = TypeVar("R")

@@ -7,17 +7,17 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from podium.errors import DispatchError, RegistrationError, unknown_name
-from podium.single_controller.crew import Address, Crew
-from podium.single_controller.futures import FutureList, GroupFuture
-from podium.single_controller.group_call import GroupCall, Invocation, group_call
+from podium.single_controller.calls.futures import FutureList, GroupFuture
+from podium.single_controller.calls.group_call import GroupCall, Invocation, group_call
 from podium.single_controller.init import Init, class_of
-from podium.single_controller.mesh import Mesh
 from podium.single_controller.methods import Methods
-from podium.single_controller.modes import Execute
-from podium.single_controller.resource_pool import ResourcePool
+from podium.single_controller.placement.resource_pool import ResourcePool
+from podium.single_controller.processes.status import GroupStatus
+from podium.single_controller.processes.stragglers import SLOW_AFTER_S
+from podium.single_controller.processes.worker_processes import Address, Crew
+from podium.single_controller.routing.mesh import Mesh
+from podium.single_controller.routing.modes import Execute
 from podium.single_controller.runtime.base import GroupSpec
-from podium.single_controller.status import GroupStatus
-from podium.single_controller.supervision import SLOW_AFTER_S
 
 W = TypeVar("W")
 MESH_QUERY = "_query_mesh"

@@ -583,7 +583,7 @@ def check_a_rank_raises(group: ContractGroup) -> None:
     assert (error.origin.group, error.origin.method, error.origin.rank) == ("contract", "raise_on", 2)
     assert error.origin.node == platform.node()
     assert "in raise_on" in error.remote_traceback
-    assert "single_controller/runtime" not in error.remote_traceback, "the traceback begins in the user's code"
+    assert "podium/single_controller" not in error.remote_traceback, "the traceback begins in the user's code"
     assert group.call.raise_on(-1) == [0, 1, 2, 3]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from podium.config import RunConfig
 from podium.errors import DataError, RegistrationError, nearest
 from podium.protocol import Field
-from podium.single_controller.registration import registration_of
+from podium.single_controller.routing.registration import registration_of
 from podium.trainers.report import LOGGED_COLUMNS
 from podium.workers import FIELDS, ActorRolloutRefWorker, TrainingWorker
 

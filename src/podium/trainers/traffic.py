@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from podium.errors import ConfigError
-from podium.single_controller.traffic import DRIVER, THROUGH_DRIVER, WAYS, Traffic, Way
+from podium.single_controller.calls.traffic import DRIVER, THROUGH_DRIVER, WAYS, Traffic, Way
 from podium.trainers.json_files import read_json, write_json
 
 REMEDY = "remove it; the run's next step writes it anew"

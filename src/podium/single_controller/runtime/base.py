@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from podium.cores import num_cores
 from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime, WorkerError, check_kind, unknown_name
-from podium.single_controller.context import RankContext
-from podium.single_controller.resource_pool import ResourcePool
+from podium.single_controller.placement.resource_pool import ResourcePool
+from podium.single_controller.rank.context import RankContext
 from podium.single_controller.runtime.capabilities import CAPABILITIES
 
 CONSTRUCTOR = "__init__"

@@ -17,7 +17,8 @@ from podium.errors import DispatchError, GroupClosedError, UnsupportedByRuntime,
 from podium.protocol.bodies import HeldBody
 from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import parted_result
-from podium.single_controller.context import RankContext
+from podium.single_controller.rank.context import RankContext
+from podium.single_controller.rank.user_code import call_method, called_as, run_as_rank, setup_failure, worker_error
 from podium.single_controller.runtime.base import (
     CONSTRUCTOR,
     Answer,
@@ -32,7 +33,6 @@ from podium.single_controller.runtime.base import (
 from podium.single_controller.runtime.capabilities import require
 from podium.single_controller.runtime.copies import detached_copy
 from podium.single_controller.runtime.payload import pack, unpack
-from podium.single_controller.runtime.rank import call_method, called_as, run_as_rank, setup_failure, worker_error
 
 
 class InlineRuntime(Runtime):

@@ -29,16 +29,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch ex
 from podium.cores import num_cores
 from podium.errors import ResourceError, WorkerError
 from podium.protocol.rows import parted_result
-from podium.single_controller.colocation import ColocatedWorker
-from podium.single_controller.context import RankContext, become
-from podium.single_controller.devices import device_index
-from podium.single_controller.placement import GPU
-from podium.single_controller.registration import registration_of
-from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
-from podium.single_controller.runtime.copies import detached, detached_copy
-from podium.single_controller.runtime.interfaces import socket_interfaces
-from podium.single_controller.runtime.payload import NOTHING, HoldsReference, pack
-from podium.single_controller.runtime.rank import (
+from podium.single_controller.placement.plan import GPU
+from podium.single_controller.rank.context import RankContext, become
+from podium.single_controller.rank.devices import device_index
+from podium.single_controller.rank.interfaces import socket_interfaces
+from podium.single_controller.rank.user_code import (
     call_method,
     called_as,
     method_of,
@@ -48,6 +43,10 @@ from podium.single_controller.runtime.rank import (
     use_torch_threads,
     worker_error,
 )
+from podium.single_controller.routing.registration import classes_by_role, registration_of
+from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
+from podium.single_controller.runtime.copies import detached, detached_copy
+from podium.single_controller.runtime.payload import NOTHING, HoldsReference, pack
 from podium.single_controller.runtime.ray.message import EMPTY, Message
 from podium.single_controller.runtime.ray.order import Turns
 from podium.single_controller.runtime.ray.store import landed, left_behind, read_beside_loop
@@ -278,12 +277,9 @@ def is_asynchronous(worker_class: type, entries: Mapping[tuple[str | None, str],
 
 def entries_of(worker_class: type) -> dict[tuple[str | None, str], bool]:
     """(role, name) of the registered methods, the roles' included, and whether each is a coroutine function."""
-    classes: dict[str | None, type] = {None: worker_class}
-    if issubclass(worker_class, ColocatedWorker):
-        classes |= {role: init.cls for role, init in worker_class.raw_cls_dict.items()}
     return {
         (role, name): registration.is_async
-        for role, owner in classes.items()
+        for role, owner in classes_by_role(worker_class).items()
         for name in dir(owner)
         if (registration := registration_of(inspect.getattr_static(owner, name)))
     }

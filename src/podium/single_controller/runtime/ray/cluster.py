@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from podium.cores import core_limit
 from podium.errors import ResourceError
-from podium.single_controller.placement import Node, sort_by_node_ip
+from podium.single_controller.placement.plan import Node, sort_by_node_ip
 from podium.single_controller.runtime.base import START_TIMEOUT_S
 
 LOCAL_CPUS = 64

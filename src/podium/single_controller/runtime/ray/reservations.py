@@ -18,9 +18,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from podium.errors import NoRoomError, ResourceError
-from podium.single_controller.placement import GPU, Node, Plan, bundle_resources, needs_gpus, plan_placement
-from podium.single_controller.rank_order import RankOrder, Spot, declared_order, rank_order
-from podium.single_controller.resource_pool import Bundle, Reservation, ResourcePool
+from podium.single_controller.placement.plan import GPU, Node, Plan, bundle_resources, needs_gpus, plan_placement
+from podium.single_controller.placement.rank_order import RankOrder, Spot, declared_order, rank_order
+from podium.single_controller.placement.resource_pool import Bundle, Reservation, ResourcePool
 from podium.single_controller.runtime.ray import cluster
 
 UNUSED_WITHIN_S = 5.0

@@ -28,9 +28,11 @@ from podium.errors import (
 )
 from podium.protocol.bodies import Header
 from podium.protocol.remote_rows import RemoteRows
-from podium.single_controller.context import RankContext
-from podium.single_controller.rank_order import RankOrder
-from podium.single_controller.resource_pool import ResourcePool
+from podium.single_controller.placement.rank_order import RankOrder
+from podium.single_controller.placement.resource_pool import ResourcePool
+from podium.single_controller.rank.context import RankContext
+from podium.single_controller.rank.environment import forwarded
+from podium.single_controller.rank.user_code import called_as
 from podium.single_controller.runtime import witness
 from podium.single_controller.runtime.base import (
     CONSTRUCTOR,
@@ -43,9 +45,7 @@ from podium.single_controller.runtime.base import (
     Testimony,
     nodes_not_ready,
 )
-from podium.single_controller.runtime.environment import forwarded
 from podium.single_controller.runtime.payload import Packed, unpack, unpack_to_join
-from podium.single_controller.runtime.rank import called_as
 
 try:
     import ray

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Self
 import ray
 
 from podium.errors import DispatchError
+from podium.single_controller.rank.naming import ranks_named
+from podium.single_controller.rank.user_code import called_as
 from podium.single_controller.runtime.base import RankCall
 from podium.single_controller.runtime.payload import IN_MESSAGE_BYTES, HoldsReference, is_plain, pack
-from podium.single_controller.runtime.rank import called_as
 from podium.single_controller.runtime.ray.actor import is_reference
 from podium.single_controller.runtime.ray.message import folded
 from podium.single_controller.runtime.ray.store import shipped
-from podium.single_controller.supervision import ranks_named
 
 
 class Sent(NamedTuple):

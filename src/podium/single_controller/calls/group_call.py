@@ -1,0 +1,276 @@
+"""A method as its group offers it: bind, dispatch, send, wait, collect. Blocking or not, a call takes this one path."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from podium.errors import DataError, DispatchError
+from podium.single_controller.calls.futures import FutureList, GroupFuture, Settling, is_future
+from podium.single_controller.calls.row_futures import DataProtoFuture
+from podium.single_controller.calls.traffic import recording
+from podium.single_controller.processes.deferred import Deferred
+from podium.single_controller.processes.pending_call import PendingCall
+from podium.single_controller.processes.worker_processes import Crew
+from podium.single_controller.routing.column_checks import check_reads, check_writes
+from podium.single_controller.routing.dispatch import TRIMMED, Copy, Ranks, SentArguments, collect, dispatch, route_of
+from podium.single_controller.routing.mesh import Mesh
+from podium.single_controller.routing.modes import BatchMode, Execute, ListMode
+from podium.single_controller.routing.registration import Registration
+from podium.single_controller.runtime.base import RankCall, Reply
+from podium.single_controller.runtime.copies import copied_as_sent
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Group(Ranks, Protocol):
+    """What a call needs of its group."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def crew(self) -> Crew: ...
+
+    def mesh(self, name: str | None, timeout_s: float | None = None) -> Mesh: ...
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a group knows of one of its workers' methods, found out once."""
+
+    name: str
+    role: str | None
+    """The worker that has the method, where several share a process; None for the one that the group was made of."""
+    registration: Registration
+    signature: inspect.Signature
+    doc: str | None
+
+    @classmethod
+    def of(cls, name: str, function: Callable[..., Any], registration: Registration, role: str | None) -> Method:
+        """The function as the worker has it, under that name; `signature` is the function's without self."""
+        signature = inspect.signature(function)
+        without_self = signature.replace(parameters=list(signature.parameters.values())[1:])
+        return cls(name, role, registration, without_self, function.__doc__)
+
+    @cached_property
+    def full_name(self) -> str:
+        return self.name if self.role is None else f"{self.role}.{self.name}"
+
+    @cached_property
+    def returns_list(self) -> bool:
+        """Whether the group returns one result per rank."""
+        return isinstance(self.registration.dispatch_mode, ListMode) and self.registration.execute_mode is Execute.ALL
+
+
+class Invocation:
+    """One call of a method with its arguments: sent once, collected once."""
+
+    def __init__(
+        self, group: Group, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float | None
+    ) -> None:
+        self._group = group
+        self._method = method
+        self._args = args
+        self._kwargs = kwargs
+        self._timeout_s = timeout_s
+        self._route = route_of(method.registration.dispatch_mode)
+        self._joins_rows = self._route.is_built_in and isinstance(self._route.mode, BatchMode)
+        """Whether the ranks' rows become one batch, as the built-in modes make it: no function of a user sees them before."""
+        self._sent: SentArguments = ((), {})
+        self._traffic = recording()
+
+    def blocking(self) -> Any:
+        """Send, wait and return the result."""
+        self._group.crew.admit(self._method.full_name)
+        self._group.crew.wait_for_deferred()
+        result = self._collect(self._send_now().finish())
+        return DataProtoFuture.owning(result) if self._method.registration.by_reference else result
+
+    def future(self) -> GroupFuture[Any] | FutureList[Any]:
+        """Send and return what stands for the result.
+
+        Where arguments are still being computed, or calls before this one wait for theirs, the crew's outbox sends it. A
+        list of references needs the call to be sent: for it the driver waits.
+        """
+        crew = self._group.crew
+        crew.admit(self._method.full_name)
+        if self._method.returns_list:
+            crew.wait_for_deferred()
+            pending = self._send_now()
+            references = [crew.runtime.reference(ticket) for ticket in pending.tickets.values()]
+            return FutureList(references, self._watched(Settling(pending, self._collect)))
+        must_wait = crew.has_deferred or self._has_running_arguments()
+        sent = self._send_later() if must_wait else self._send_now()
+        kind = DataProtoFuture if self._joins_rows else GroupFuture
+        return kind(self._watched(Settling(sent, self._collect)))
+
+    def _watched(self, settling: Settling[Any]) -> Settling[Any]:
+        self._group.crew.expect_reader(settling)
+        return settling
+
+    def _has_running_arguments(self) -> bool:
+        values = (*self._args, *self._kwargs.values()) if self._method.registration.materialize_futures else ()
+        return any(is_future(value) and not value.done() for value in values)
+
+    def _send_later(self) -> Deferred:
+        self._copy_arguments()
+        resolve = partial(copy_context().run, self._resolve)  # what it reads here counts as read by this thread
+        return self._group.crew.later(self._method.full_name, resolve, self._send)
+
+    def _copy_arguments(self) -> None:
+        """What the ranks get is what was passed, whatever the caller writes into it from here on."""
+        futures = {id(value): value for value in (*self._args, *self._kwargs.values()) if is_future(value)}
+        try:
+            self._args, self._kwargs = copied_as_sent((self._args, self._kwargs), futures)
+        except DataError as error:  # a future that is not an argument itself
+            raise self._named(error) from error
+        except (TypeError, RuntimeError) as error:
+            reason = f"an argument cannot be copied, and the call waits for others before it: {error}"
+            raise self._named(DispatchError(f"{reason}. Call .get() on their futures first")) from error
+
+    def _resolve(self) -> None:
+        """Put the values of futures in their place."""
+        if (self._args or self._kwargs) and self._method.registration.materialize_futures:
+            value = _value if self._route.is_built_in else _whole_value
+            self._args = tuple(map(value, self._args))
+            self._kwargs = {name: value(argument) for name, argument in self._kwargs.items()}
+
+    def _send_now(self) -> PendingCall:
+        self._resolve()
+        return self._send()
+
+    def _send(self) -> PendingCall:
+        registration = self._method.registration
+        try:
+            if self._timeout_s is not None and self._route.mesh_name is not None:
+                self._timeout_s = self._left_after_mesh(self._route.mesh_name, self._timeout_s)
+            self._sent = dispatch(self._group, self._route, registration.execute_mode, self._args, self._kwargs)
+            if registration.rows.reads:
+                check_reads(self._group, registration.rows.reads, self._sent)
+            quiet = self._group.mesh(self._route.mesh_name).quiet_ranks
+        except (DispatchError, DataError) as error:
+            raise self._named(error) from error
+        self._args, self._kwargs = (), {}
+        ranks = range(self._group.world_size) if registration.execute_mode is Execute.ALL else range(1)
+        calls = self._rank_calls(ranks)
+        if self._traffic is not None:
+            different = {id(call): call for call in calls.values()}.values()
+            for call in different:
+                self._traffic.sent(self._method.full_name, (*call.args, *call.kwargs.values()))
+        if not isinstance(self._route.mode, TRIMMED):
+            self._sent = ((), {})  # what was sent is asked for padding, when rows are collected: nothing else keeps it alive
+        return self._group.crew.submit(self._method.full_name, calls, self._reply(), quiet, self._timeout_s)
+
+    def _left_after_mesh(self, name: str, timeout_s: float) -> float:
+        """Ask the ranks for their mesh, at its first use, within the call's own limit; what is left of that for the call.
+
+        At least half, so that the call can be answered at all: together they may take one and a half times the limit.
+        """
+        began = time.monotonic()
+        self._group.mesh(name, timeout_s)
+        return max(timeout_s - (time.monotonic() - began), timeout_s / 2)
+
+    def _reply(self) -> Reply:
+        """What the ranks send back: rows that nobody waits for stay where they are made."""
+        registration = self._method.registration
+        if self._joins_rows and (registration.by_reference or not registration.blocking):
+            return Reply.REFERENCE
+        return Reply.PLAIN if self._method.returns_list and not registration.blocking else Reply.VALUE
+
+    def _rank_calls(self, ranks: range) -> dict[int, RankCall]:
+        """Each rank's call; ranks whose arguments are the same objects share one."""
+        args, kwargs = self._sent
+        if not (args or kwargs) or all(type(value) is Copy for value in (*args, *kwargs.values())):
+            return dict.fromkeys(ranks, self._rank_call(0))
+        calls: dict[tuple[int, ...], RankCall] = {}
+        by_rank: dict[int, RankCall] = {}
+        for rank in ranks:
+            call = self._rank_call(rank)
+            same = tuple(map(id, (*call.args, *call.kwargs.values())))
+            by_rank[rank] = calls.setdefault(same, call)
+        return by_rank
+
+    def _rank_call(self, rank: int) -> RankCall:
+        args, kwargs = self._sent
+        mine = tuple([value.for_rank(rank) for value in args])
+        named = {name: value.for_rank(rank) for name, value in kwargs.items()}
+        method = self._method
+        return RankCall(method.role, method.name, mine, named, method.registration.rows.zero_copy, self._joins_rows)
+
+    def _collect(self, answers: dict[int, Any]) -> Any:
+        registration = self._method.registration
+        if self._traffic is not None:
+            self._traffic.returned(self._method.full_name, answers.values())
+        try:
+            if registration.rows.writes:
+                check_writes(self._group, self._route, registration.rows.writes, answers)
+            return collect(self._group, self._route, registration.execute_mode, answers, self._sent)
+        except (DispatchError, DataError) as error:
+            raise self._named(error) from error
+
+    def _named(self, error: Exception) -> DispatchError:
+        return DispatchError(f"{self._group.crew.name}.{self._method.full_name} ({self._route.mode.name}): {error}")
+
+
+MOST_SHAPES = 64
+"""Names of arguments that are others in every call are not worth remembering."""
+
+
+class GroupCall(Generic[P, R]):
+    """Calls one method on the ranks of a group, as its `@register` says."""
+
+    def __init__(self, group: Group, method: Method, timeout_s: float | None = None) -> None:
+        self._group = group
+        self._method = method
+        self._timeout_s = timeout_s
+        self._fitting: set[tuple[object, ...]] = set()
+        """Shapes of calls that the signature has taken: how many arguments came without a name, and the names of the others."""
+        self.__signature__ = method.signature
+        self.__name__ = method.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        shape = (len(args), *kwargs)
+        if shape not in self._fitting:
+            self._check_arguments(shape, args, kwargs)
+        invocation = Invocation(self._group, self._method, args, kwargs, self._timeout_s)
+        run: Callable[[], Any] = invocation.blocking if self._method.registration.blocking else invocation.future
+        result: R = run()  # as `register` says
+        return result
+
+    def options(self, *, timeout: float | None = None) -> GroupCall[P, R]:
+        """The same call with a time limit of its own, in seconds."""
+        return type(self)(self._group, self._method, timeout)
+
+    def _check_arguments(self, shape: tuple[object, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self._method.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._method.name}(): {error}; its signature is {self._method.signature}") from None
+        if len(self._fitting) < MOST_SHAPES:
+            self._fitting.add(shape)
+
+    def __repr__(self) -> str:
+        return f"<{self._group.crew.name}.{self._method.full_name}{self._method.signature}>"
+
+
+def group_call(group: Group, method: Method) -> GroupCall[..., Any]:
+    """A call whose type has the method's name and documentation, as they appear in traces and in `help()`."""
+    call_type = type(method.name, (GroupCall,), {"__doc__": method.doc})
+    call: GroupCall[..., Any] = call_type(group, method)
+    return call
+
+
+def _value(argument: Any) -> Any:
+    return argument.value() if isinstance(argument, DataProtoFuture) else _whole_value(argument)
+
+
+def _whole_value(argument: Any) -> Any:
+    """What a user's own dispatch function is given, which knows nothing of rows that lie elsewhere."""
+    return argument.get() if is_future(argument) else argument

@@ -1,0 +1,175 @@
+"""`DataProtoFuture`: rows that a call returns, or will, and that stay where they were made.
+
+The face of `podium.protocol.remote_rows` on the driver: a future in front, and what is read is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from torch import Tensor
+
+from podium.errors import DataError
+from podium.protocol import DataProto
+from podium.protocol.indexing import LastBatch, RowIndex
+from podium.protocol.merging import MetaPolicy
+from podium.protocol.remote_rows import RemoteRows
+from podium.protocol.rows import as_proto, is_rows
+from podium.single_controller.calls.futures import GroupFuture, Settled
+from podium.single_controller.calls.traffic import DRIVER, recording
+from podium.single_controller.runtime.copies import refuse_to_be_sent
+
+
+class DataProtoFuture(GroupFuture[Any]):
+    """The rows that a batch mode's call returns. They stay where they were made, and this names them.
+
+    It never changes. Row operations wait for the call, and move no bytes: they give futures of other rows, which go into
+    other calls, where every rank reads the rows of its own shard. `get` reads rows here. They live as long as a future names
+    them, also when the ranks that made them are gone.
+    """
+
+    @classmethod
+    def of(cls, result: Any) -> Self:
+        """Of what is there: rows of this process, which are copied, `RemoteRows`, or what a call returned that is no rows."""
+        return cls.owning(result.clone() if isinstance(result, DataProto) else result)
+
+    @classmethod
+    def owning(cls, result: Any) -> Self:
+        """`of` for what nobody else has, and so nobody changes: rows of this process are not copied."""
+        return cls(Settled(RemoteRows.held(result) if isinstance(result, DataProto) else result))
+
+    def get(self, timeout: float | None = None, *, keys: Iterable[str] | None = None) -> Any:
+        """The rows as the workers returned them, a DataProto or TensorDict, read anew by every call; private copies.
+
+        `keys` reads those columns only, tensors or objects. `timeout` is as in `GroupFuture.get`. Where the ranks returned no
+        rows, it is what they returned: None.
+        """
+        value = self.value(timeout) if keys is None else self._rows(timeout).pick(keys)
+        if not isinstance(value, RemoteRows):
+            return value
+        found = value.get()
+        if (traffic := recording()) is not None:
+            traffic.add(DRIVER, "fetched", value.column_bytes())
+        return found
+
+    def value(self, timeout: float | None = None) -> Any:
+        """What stands for the result in another call: `RemoteRows`, or what is no rows itself."""
+        return self._settling.get(timeout)
+
+    def _rows(self, timeout: float | None = None) -> RemoteRows:
+        value = self.value(timeout)
+        if not isinstance(value, RemoteRows):
+            raise DataError(f"the call returned {type(value).__name__}, not rows: there is nothing to take rows or columns of")
+        return value
+
+    def __len__(self) -> int:
+        return len(self._rows())
+
+    def __bool__(self) -> bool:
+        return True  # a future is there, whatever its rows
+
+    @property
+    def meta_info(self) -> dict[str, Any]:
+        """A copy of the meta."""
+        return self._rows().meta_info
+
+    def column_names(self) -> set[str]:
+        """The names of all columns."""
+        return self._rows().column_names()
+
+    def lengths(self, key: str) -> Tensor:
+        """[B] int64: how long each row of a jagged column is. DataError for a column that is not jagged."""
+        return self._rows().lengths(key)
+
+    def is_here(self, key: str) -> bool:
+        """Whether all rows of the column are in this process, so that `get` fetches nothing of it."""
+        return self._rows().is_here(key)
+
+    @property
+    def padding_mask(self) -> Tensor:
+        """[B] bool: which rows are padding; see `DataProto.padding_mask`."""
+        return self._rows().padding_mask
+
+    def __getitem__(self, index: slice | RowIndex) -> Self:
+        """Rows by a slice, a mask or numbers."""
+        return self.of(self._rows()[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        raise DataError("rows that lie elsewhere are not taken one by one: .get() reads them")
+
+    def select_idxs(self, idxs: RowIndex) -> Self:
+        return self.of(self._rows().select_idxs(idxs))
+
+    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
+        return self.of(self._rows().repeat(repeat_times, interleave))
+
+    def sample_level_repeat(self, repeat_times: Sequence[int] | Tensor) -> Self:
+        return self.of(self._rows().sample_level_repeat(repeat_times))
+
+    def partition(self, num_parts: int) -> list[Self]:
+        return list(map(self.of, self._rows().partition(num_parts)))
+
+    def chunk(self, chunks: int) -> list[Self]:
+        return list(map(self.of, self._rows().chunk(chunks)))
+
+    def split(self, split_size: int) -> list[Self]:
+        return list(map(self.of, self._rows().split(split_size)))
+
+    def make_iterator(
+        self, mini_batch_size: int, epochs: int, seed: int | None = None, *, last: LastBatch = "error"
+    ) -> Iterator[Self]:
+        return map(self.of, self._rows().make_iterator(mini_batch_size, epochs, seed, last=last))
+
+    @classmethod
+    def concat(cls, data: Sequence[Self | DataProto], *, meta_policies: Mapping[str, MetaPolicy] | None = None) -> Self:
+        """The rows of all parts in order; those of this process are copied."""
+        if not data:
+            raise DataError("concat needs at least one batch")
+        return cls.of(RemoteRows.concat(list(map(_rows_of, data)), meta_policies=meta_policies))
+
+    def select(
+        self,
+        batch_keys: Iterable[str] | None = None,
+        non_tensor_batch_keys: Iterable[str] | None = None,
+        meta_info_keys: Iterable[str] | None = None,
+    ) -> Self:
+        """Only the named columns; None keeps all of that kind."""
+        return self.of(self._rows().select(batch_keys, non_tensor_batch_keys, meta_info_keys))
+
+    def drop(self, keys: Iterable[str]) -> Self:
+        """Without the named columns, tensors or objects."""
+        return self.of(self._rows().drop(keys))
+
+    def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
+        """The same rows, some tensor columns under other names."""
+        return self.of(self._rows().rename(old_keys, new_keys))
+
+    def union(self, other: DataProto | DataProtoFuture, *, on: str | None = None) -> Self:
+        """These columns and the other's, values of this process or of another call's result; see `RemoteRows.union`."""
+        mine, theirs = self._rows(), _rows_of(other)
+        joined = mine.union(theirs, on=on)
+        if on is not None and (traffic := recording()) is not None:  # it is read here, wherever it lies
+            for rows in (mine, theirs):
+                traffic.add(DRIVER, "fetched", {key: size for key, size in rows.column_bytes().items() if key == on})
+        return self.of(joined)
+
+    def __copy__(self) -> Self:
+        return self  # it never changes
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Self:
+        refuse_to_be_sent()
+        return self
+
+    def __repr__(self) -> str:
+        shown = repr(self.value()) if self.done() else "running"
+        return f"<{type(self).__name__} {shown}>"
+
+
+def _rows_of(value: object) -> RemoteRows:
+    """The rows of a future, or those of this process, copied: a future never changes."""
+    if isinstance(value, DataProtoFuture):
+        return value._rows()
+    if not is_rows(value):
+        raise DataError(f"rows are joined with a DataProtoFuture, a DataProto or a TensorDict, got {type(value).__name__}")
+    return value if isinstance(value, RemoteRows) else RemoteRows.held(as_proto(value).clone())

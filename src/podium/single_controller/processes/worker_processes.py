@@ -1,0 +1,302 @@
+"""`Crew`: the rank processes behind a group, or behind several that share them. They start, break, restart and close together."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+from podium.errors import ConfigError, UnsupportedByRuntime, check_kind
+from podium.single_controller.processes.deferred import Deferred, Outbox
+from podium.single_controller.processes.in_flight import OpenCalls, Unread
+from podium.single_controller.processes.lifecycle import Life, State
+from podium.single_controller.processes.pending_call import PendingCall
+from podium.single_controller.processes.status import CallStatus, GroupStatus
+from podium.single_controller.processes.stragglers import SLOW_AFTER_S
+from podium.single_controller.routing.mesh import Mesh
+from podium.single_controller.runtime.base import (
+    CONSTRUCTOR,
+    START_TIMEOUT_S,
+    GroupSpec,
+    RankCall,
+    Reply,
+    Runtime,
+    build_runtime,
+    checked_start_timeout,
+)
+from podium.single_controller.runtime.capabilities import CAPABILITIES, require
+
+DEFAULT_CALL_TIMEOUT_S = 3600.0
+"""Every wait has a limit. An hour is longer than any step, so it ends hangs and nothing else."""
+
+
+class Keeper:
+    """Keeps the ranks alive. The crew has it, and so has every handle of a rank that the crew gave out."""
+
+
+class Address(NamedTuple):
+    """What a process needs to call ranks that another one started."""
+
+    runtime: str
+    worker_class: type
+    ranks: Any
+    """What only the runtime understands."""
+    options: dict[str, Any]
+    """Those of the crew's constructor."""
+
+
+class Crew:
+    """Sends calls to ranks that one `GroupSpec` describes, and watches over them."""
+
+    _handles: list[Any] | None
+    """What `workers` gave out."""
+
+    def __init__(
+        self,
+        spec: GroupSpec,
+        runtime: str,
+        *,
+        call_timeout_s: float | None = None,
+        slow_after_s: float = SLOW_AFTER_S,
+        auto_padding: bool = False,
+    ) -> None:
+        self.name = spec.name
+        self.world_size = spec.pool.world_size
+        self.runtime_name = runtime
+        self.auto_padding = auto_padding
+        self.meshes: dict[tuple[str | None, str | None], Mesh] = {}
+        """By role and name; what the workers have told, forgotten at a restart."""
+        self._call_timeout_s = DEFAULT_CALL_TIMEOUT_S if call_timeout_s is None else self._checked(call_timeout_s)
+        self.spec = replace(spec, call_timeout_s=self._call_timeout_s)
+        if not slow_after_s > 0:
+            raise ConfigError(f"slow_after_s is more than 0 seconds, got {slow_after_s:g}")
+        check_kind("auto_padding", auto_padding, bool, "True or False")
+        self._slow_after_s = slow_after_s
+        self._took_s: dict[str, float] = {}
+        """By method, how long its last call took."""
+        self._is_owner = True
+        self._begin()
+
+    @classmethod
+    def attached(
+        cls,
+        worker_class: type,
+        runtime: str,
+        name_prefix: str | None,
+        worker_names: Sequence[str] | None,
+        worker_handles: Sequence[Any] | None,
+        options: Mapping[str, Any],
+    ) -> Self:
+        """The crew that another driver started as a detached one; `options` are those of the constructor, and start_timeout_s."""
+        require(runtime, "detached", "groups that outlive their driver")
+        reached = build_runtime(runtime)
+        ours = {"start_timeout_s": START_TIMEOUT_S, **options}
+        timeout_s = checked_start_timeout(ours.pop("start_timeout_s"))
+        spec = reached.attach(worker_class, name_prefix, worker_names, worker_handles, timeout_s)
+        return cls._on(reached, spec, runtime, ours)
+
+    def lent(self) -> Self:
+        """The same ranks for a receiver in this process, who does not own them: its `close()` only lets go of them."""
+        crew = copy.copy(self)  # with the keeper
+        crew._is_owner, crew._when_dropped = False, None
+        crew.life, crew._open_calls, crew._outbox = Life(), OpenCalls(), Outbox()
+        if self.life.state in (State.BROKEN, State.CLOSED):
+            crew.life.state, crew.life.reason = self.life.state, self.life.reason
+        return crew
+
+    def address(self) -> Address:
+        """What `reached` needs in another process. UnsupportedByRuntime where no other process can reach the ranks."""
+        self.life.check_open(f"pass group {self.name!r} on")
+        require(self.runtime_name, "own_processes", f"group that another process can call (group {self.name!r})")
+        options = {"slow_after_s": self._slow_after_s, "auto_padding": self.auto_padding, "call_timeout_s": self._call_timeout_s}
+        return Address(self.runtime_name, self.spec.worker_class, self.runtime.address(), options)
+
+    @classmethod
+    def reached(cls, address: Address) -> Self:
+        """The crew of ranks that another process has passed on: it does not own them."""
+        runtime = build_runtime(address.runtime)
+        return cls._on(runtime, runtime.reach(address.worker_class, address.ranks), address.runtime, address.options)
+
+    @classmethod
+    def _on(cls, reached: Runtime, spec: GroupSpec, runtime: str, options: Mapping[str, Any]) -> Self:
+        crew = cls(spec, runtime, **options)
+        crew.runtime = reached
+        crew._is_owner = False
+        return crew
+
+    def workers(self) -> list[Any]:
+        """The ranks' handles, by rank. Of ranks that end with their crew, each handle keeps all of them alive."""
+        if self._keeper is None:
+            return list(self.runtime.workers())
+        if self._handles is None:
+            self._handles = list(self.runtime.workers(self._keeper))
+        return list(self._handles)
+
+    @cached_property
+    def flat_mesh(self) -> Mesh:
+        """The mesh in which every rank has a shard of its own."""
+        return Mesh.flat(self.world_size)
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def admit(self, method: str) -> None:
+        """A caller wants to make a call: GroupClosedError unless the crew is ready.
+
+        A call that failed and that nobody has read is raised here, but to the driver, never to what the outbox sends.
+        """
+        self.life.check_ready(self.name, method)
+        if self._open_calls.has_unread and not self._outbox.is_sender:
+            failed = self._open_calls.unread_failure()
+            if failed is not None:
+                failed.get()
+
+    def submit(
+        self,
+        method: str,
+        calls: Mapping[int, RankCall],
+        reply: Reply,
+        quiet: Collection[int] = (),
+        timeout_s: float | None = None,
+    ) -> PendingCall:
+        """Send a call to each of the ranks; `timeout_s` None is the crew's own limit. GroupClosedError unless it is ready."""
+        limit_s = self._call_timeout_s if timeout_s is None else self._checked(timeout_s)
+        self.life.check_ready(self.name, method)
+        return self._pending(method, self.runtime.submit(calls, reply, quiet), limit_s)
+
+    def later(self, method: str, resolve: Callable[[], None], send: Callable[[], PendingCall]) -> Deferred:
+        """Send a call behind the driver's back once `resolve` has its arguments, after those that were deferred before it."""
+        return self._outbox.post(Deferred(method, resolve, send))
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether deferred calls wait to be sent, and this thread is not the one that sends them."""
+        return self._outbox.is_busy
+
+    def wait_for_deferred(self) -> None:
+        """Calls run in the order they were made: let those before this one be sent first."""
+        self._outbox.drain()
+
+    def expect_reader(self, future: Unread) -> None:
+        """Remember the future of a call that does not block: its failure shall not be lost."""
+        self._open_calls.expect_reader(future)
+
+    def status(self, *, stacks: bool = False) -> GroupStatus:
+        """The calls that are not over, and what is known of every rank; `stacks` asks all of them where they are."""
+        calls = tuple(CallStatus(call.method, call.age_s, call.silent_ranks) for call in self._open_calls.unanswered())
+        ranks = {} if self.life.state is State.CLOSED else self.runtime.testimony(range(self.world_size), stacks=stacks)
+        return GroupStatus(self.name, self.life.state, self.life.reason, calls, self._outbox.methods, ranks)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Build every rank's worker; returns when all are built, raises what a constructor raised (WorkerError)."""
+        try:
+            self._build()
+        except BaseException:
+            self.life.close()
+            raise
+
+    def restart(self) -> None:
+        """End every rank and build it anew, with the arguments of the first time.
+
+        Calls that are under way end with GroupClosedError. When a rank cannot be built, none is left, the crew is broken and
+        may be restarted again.
+        """
+        require(self.runtime_name, "restart", "restart of ranks")
+        self.life.check_open(f"restart group {self.name!r}")
+        if not self._is_owner:
+            raise UnsupportedByRuntime(
+                f"group {self.name!r} was started by another driver, which alone knows how its workers are made: restart it there"
+            )
+        self._end("restarted")
+        self.meshes.clear()
+        self._begin()
+        try:
+            self._build()
+        except BaseException as error:
+            self.life.break_down(f"its restart failed: {error}".partition("\n")[0])
+            raise
+
+    def close(self) -> None:
+        """End the ranks, if they are ours; harmless when repeated. A failure that nobody knows of is raised, after that."""
+        try:  # first: once the ranks are ended, nobody can tell what failed
+            failed = self._open_calls.unread_failure(look_at_all=True) if self._is_sound else None
+            if failed is not None:
+                failed.get()
+        finally:
+            self.close_quietly()
+
+    def close_quietly(self) -> None:
+        """`close`, without a word of failed calls."""
+        self._end("closed")
+
+    def end(self) -> None:
+        """`close`, and end ranks that are not ours too."""
+        self._is_owner = True
+        self.close()
+
+    @property
+    def _is_sound(self) -> bool:
+        """Not broken, the reason for which has been told: failures that nobody has read follow from it."""
+        return self.life.state in (State.READY, State.DRAINING)
+
+    def _begin(self) -> None:
+        """A life of its own for the ranks that come: what is still heard of those before is no news of these."""
+        self.life = Life()
+        self.runtime: Runtime = build_runtime(self.runtime_name)
+        self._open_calls = OpenCalls()
+        self._outbox = Outbox()
+        self._handles = None
+        self._keeper: Keeper | None = None
+        self._when_dropped: weakref.finalize[..., Any] | None = None
+        if CAPABILITIES[self.runtime_name].own_processes and not self.spec.detached:
+            self._keeper = Keeper()  # nothing that the runtime holds leads to it: else it would never be collected
+            self._when_dropped = weakref.finalize(self._keeper, _close_behind, self.runtime)
+            self._when_dropped.atexit = False  # with its driver a runtime ends by itself
+
+    def _build(self) -> None:
+        try:
+            self._pending(CONSTRUCTOR, self.runtime.start(self.spec), self._call_timeout_s).finish()
+        except BaseException:  # Ctrl-C included: no rank stays behind without its group
+            self.runtime.close()
+            raise
+
+    def _end(self, reason: str) -> None:
+        self.life.close(reason)
+        self._outbox.drop_all(self.life.reason)
+        self._open_calls.clear()
+        self._handles = None
+        if self._when_dropped is not None:
+            self._when_dropped.detach()
+        if self._is_owner:
+            self.runtime.close()
+
+    def _pending(self, method: str, tickets: Mapping[int, Any], timeout_s: float) -> PendingCall:
+        return PendingCall(
+            self.runtime,
+            self.name,
+            method,
+            tickets,
+            timeout_s,
+            self.life,
+            self._slow_after_s,
+            self._open_calls,
+            self._took_s,
+        )
+
+    def _checked(self, timeout_s: float) -> float:
+        check_kind("a time limit", timeout_s, (int, float), "a number of seconds or None")
+        if not timeout_s > 0:
+            raise ConfigError(f"a time limit is more than 0 seconds, got {timeout_s:g}")
+        require(self.runtime_name, "timeouts", f"time limit for calls (asked for: {timeout_s:g} s)")
+        return timeout_s
+
+
+def _close_behind(runtime: Runtime) -> None:
+    """End the ranks of a crew that was not closed, once no crew and no handle of them is left."""
+    # The garbage collector may run anywhere, also where somebody holds a lock that closing needs.
+    threading.Thread(target=runtime.close, name="podium-close", daemon=True).start()
