@@ -14,8 +14,8 @@ Each side runs in a process and a Ray cluster of its own, in turns, one thread p
 
 Needs Podium with the extra `ray`; for the peer an environment with verl, by default .venv-verl (without one the peer is
 skipped; `make venv-verl` makes it); Linux; for 512 MB, 6 GB of memory and 2.3 GB of /dev/shm (what does not fit is skipped, and
-told). About 3 minutes a round and side; `--quick` is one round of 16 MB on 2 workers and smaller chains and operations, in less
-than one. The last line is one JSON object; keys of the peer begin with `verl_`.
+reported). About 3 minutes a round and side; `--quick` is one round of 16 MB on 2 workers and smaller chains and operations, in
+less than one. The last line is one JSON object; keys of the peer begin with `verl_`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def is_met(key: str, goal: Goal, found: dict[str, float]) -> bool:
 def faster_than(podium: dict[str, float], verl: dict[str, float]) -> dict[str, float]:
     """How many times as fast Podium's calls are as verl's, each as a ratio to the raw copying call of its own run.
 
-    verl's method `numpy` hands the worker views of memory that nobody may write, unguarded, so `zero` is its like.
+    verl's method `numpy` hands the worker views of read-only memory, without our guard, so `zero` is its counterpart.
     """
     found = {}
     for key, value in podium.items():

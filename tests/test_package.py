@@ -56,7 +56,7 @@ def test_public_names_resolve(name: str) -> None:
     names = [public for public, value in vars(package).items() if public[0] != "_" and not isinstance(value, ModuleType)]
     exported = getattr(package, "__all__", None)
     if exported is None:  # right for a package that offers no names, such as the command line
-        assert names == [], f"{name}/__init__.py has names but no __all__, so nobody can tell which are public"
+        assert names == [], f"{name}/__init__.py has names but no __all__, so readers cannot see which are public"
         return
     assert len(set(exported)) == len(exported)
     assert [public for public in exported if not hasattr(package, public)] == []

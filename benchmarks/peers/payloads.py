@@ -71,7 +71,7 @@ def strings() -> dict[str, Any]:
 
 
 class BareData:
-    """An actor that is given numpy dicts: views of the store's memory, which nobody may write."""
+    """An actor that is given numpy dicts: read-only views of the store's memory."""
 
     def send(self, data: Columns) -> None:
         pass

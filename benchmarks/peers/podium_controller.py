@@ -62,7 +62,7 @@ class Echo(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def read_rows(self, data: DataProto) -> DataProto:
-        """Looks at the columns, for which tensors are made of what came."""
+        """Reads the columns, which makes tensors of the message's bytes."""
         assert len(data.batch["input_ids"]) == len(data.batch["advantages"])
         return data
 

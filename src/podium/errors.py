@@ -163,7 +163,7 @@ class WorkerError(PodiumError, RuntimeError):
 
 
 class WorkerLostError(WorkerError):
-    """A rank's process ended. The exit code is told where the runtime knows it."""
+    """A rank's process ended. The message has the exit code where the runtime knows it."""
 
 
 class EngineError(PodiumError, RuntimeError):

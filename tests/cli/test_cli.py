@@ -42,9 +42,9 @@ def podium(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
             "no folder 'not/exist' here. As a hub id, OWNER/NAME, it is not in",
             marks=pytest.mark.slow,
         ),
-        (["eval", "."], "is no run directory"),
+        (["eval", "."], "is not a run directory"),
         (["explain", "spell_backward", "sed=1"], "unknown key 'sed'; did you mean 'seed'?"),
-        (["train", "spell_backward", "--seed", "3"], "--seed is no option; settings are written without dashes: seed=3"),
+        (["train", "spell_backward", "--seed", "3"], "--seed is not an option; settings are written without dashes: seed=3"),
         (["train", "spell_backward", "lr=1e-3"], "unknown key 'lr'; did you mean 'warmup.optim.lr' or 'actor.optim.lr'?"),
         (["trian"], "No such command 'trian'"),
         (["train", "spell_backward", "--dryrun"], "No such option"),
@@ -82,7 +82,7 @@ def test_what_only_the_task_and_the_model_know_is_checked_before_anything_starts
 
 
 @pytest.mark.slow
-def test_a_missing_extra_is_told_with_its_pip_line(tmp_path):
+def test_the_error_of_a_missing_extra_has_its_pip_line(tmp_path):
     blocked = (
         "import sys; sys.modules['reasoning_gym'] = None; sys.argv = ['podium', 'train', 'spell_backward'];"
         "import podium.cli.main as cli; cli.main()"

@@ -48,9 +48,9 @@ def test_it_prints_the_arithmetic_and_the_bytes_of_each_edge(run: RunDirectory):
 def test_as_json_it_is_one_object(run: RunDirectory):
     explained = podium("explain", str(run.path), "--json")
     assert explained.returncode == 0, explained.stderr
-    told = json.loads(explained.stdout)
-    assert "8 prompts x 4 samples = 32 rows per step" in told["arithmetic"]
-    traffic, rows = told["traffic"], json.loads(run.traffic.read_text())["rows"]
+    explanation = json.loads(explained.stdout)
+    assert "8 prompts x 4 samples = 32 rows per step" in explanation["arithmetic"]
+    traffic, rows = explanation["traffic"], json.loads(run.traffic.read_text())["rows"]
     assert traffic["step"] == 2
     assert traffic["edges"][0] == {
         "call": "generate_sequences",
@@ -77,7 +77,7 @@ def test_bad_paths_and_files_are_one_message_and_exit_code_2(run: RunDirectory, 
     (tmp_path / "traffic.json").write_text('{"step": "one"}')
     (tmp_path / "empty").mkdir()
     for arguments, expected in [
-        ([str(tmp_path / "empty")], "is no run directory: it has no config.yaml"),
+        ([str(tmp_path / "empty")], "is not a run directory: it has no config.yaml"),
         ([str(tmp_path / "nowhere")], f"no such file: {tmp_path / 'nowhere'}"),
         ([str(tmp_path)], "traffic.json is damaged (step: Input should be a valid integer"),
         (["spell_backward", "--json"], "--json is for a run directory, which spell_backward is not"),

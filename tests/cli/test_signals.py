@@ -1,4 +1,4 @@
-"""SIGTERM, as a scheduler sends it: what is saved, what is said, the exit code, and that no process stays behind."""
+"""SIGTERM, as a scheduler sends it: what is saved and printed, the exit code, and that no process stays behind."""
 
 from __future__ import annotations
 

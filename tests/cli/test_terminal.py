@@ -104,7 +104,7 @@ def test_a_run_root_that_cannot_be_a_folder_is_refused_also_by_a_dry_run(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_with_brackets_and_foreign_letters_everywhere_prints_on_an_ascii_terminal(tmp_path):
+def test_a_run_with_brackets_and_non_ascii_names_prints_on_an_ascii_terminal(tmp_path):
     """And `latest` is a folder of the user's: it is left alone, and the run goes on."""
     root = tmp_path / "runs [lr=1] 日"
     (root / "latest").mkdir(parents=True)

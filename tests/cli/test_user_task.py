@@ -57,7 +57,7 @@ def test_a_run_on_files_goes_on_and_is_scored_from_another_working_directory(exa
     assert resumed.returncode == 0, resumed.stderr
     scored = podium("eval", run, cwd=elsewhere)
     assert scored.returncode == 0, scored.stderr
-    assert "63 problems: mean reward 0." in scored.stdout  # the user's own reward is no percentage
+    assert "63 problems: mean reward 0." in scored.stdout  # the user's own reward is not a percentage
     assert [*elsewhere.iterdir()] == []
     (example / "sort.jsonl").unlink()
     gone = podium("eval", run, cwd=elsewhere)

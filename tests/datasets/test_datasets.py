@@ -104,7 +104,7 @@ def tokenizers():
 def test_what_the_policy_sees_of_a_prompt(tokenizers, prompt, chat_template, has_template, expected):
     tokenizer = tokenizers[has_template]
     tokens = prompt_tokens(prompt, tokenizer, chat_template=chat_template)
-    assert all(isinstance(token, int) for token in tokens)  # transformers 5 gives a BatchEncoding unless told otherwise
+    assert all(isinstance(token, int) for token in tokens)  # transformers 5 gives a BatchEncoding by default
     assert tokenizer.decode(tokens) == expected
     batch = prompt_batch([prompt], ["u0"], tokenizer, chat_template=chat_template)
     assert batch.batch["prompts"].values().tolist() == tokens
@@ -167,7 +167,7 @@ def test_a_prompt_begins_once_and_does_not_end(around, template, prompt, expecte
     assert tokenizer.decode(row.batch["input_ids"].values()) == f"{expected} there</s>".replace("there</s>", "there </s>")
 
 
-def test_prompts_that_spell_special_tokens_and_a_tokenizer_that_appends_the_end_are_remarked_with_the_row():
+def test_special_tokens_in_prompts_or_appended_by_the_tokenizer_give_a_remark():
     prompts = [("a.jsonl:1", "hi"), ("a.jsonl:2", "<s> hi"), ("a.jsonl:3", (Message("user", "[INST] hi"),))]
     assert special_token_remarks(prompts[:1], word_tokenizer("<s> $A")) == []
     spelt, ends = special_token_remarks(prompts, word_tokenizer("<s> $A </s>"))

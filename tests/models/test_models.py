@@ -61,7 +61,7 @@ def test_overrides_change_the_config_and_unknown_ones_are_refused():
 @pytest.mark.parametrize(
     ("path", "expected"), [("char_lama", "did you mean 'char_llama'"), ("/no/such", "no folder"), ("a/b/c", "no folder")]
 )
-def test_a_path_that_is_no_model_is_refused_early(path, expected):
+def test_a_path_that_is_not_a_model_is_refused_early(path, expected):
     with pytest.raises(ConfigError, match=expected):
         check_model_path(ModelConfig(path=path))
 

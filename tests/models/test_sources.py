@@ -44,9 +44,9 @@ def test_whole_folders_pass(tmp_path):
     ("spoil", "expected"),
     [
         (lambda file: file.unlink(), r"has no weights: neither model\.safetensors nor .*; there are: config\.json"),
-        (lambda file: file.write_bytes(b"garbage"), r"model\.safetensors, of 7 bytes, is no whole file of safetensors"),
-        (lambda file: file.write_bytes(file.read_bytes()[:-1]), r"is no whole file of safetensors"),
-        (lambda file: file.write_bytes(b""), r"model\.safetensors, of 0 bytes, is no whole file"),
+        (lambda file: file.write_bytes(b"garbage"), r"model\.safetensors, of 7 bytes, is not a complete safetensors file"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), r"is not a complete safetensors file"),
+        (lambda file: file.write_bytes(b""), r"model\.safetensors, of 0 bytes, is not a complete safetensors file"),
         (lambda file: file.write_text("version https://git-lfs.github.com/spec/v1\n"), r"is a pointer of Git LFS"),
     ],
 )
@@ -60,7 +60,10 @@ def test_missing_and_damaged_weights(single, spoil: Callable[[Path], object], ex
     ("spoil", "expected"),
     [
         (lambda folder: first_shard(folder).unlink(), r"lacks model-00001-of-\d+\.safetensors, one of \d files of weights"),
-        (lambda folder: first_shard(folder).write_bytes(b"x" * 99), r"model-00001-of-\d+\.safetensors, of 99 bytes, is no whole"),
+        (
+            lambda folder: first_shard(folder).write_bytes(b"x" * 99),
+            r"model-00001-of-\d+\.safetensors, of 99 bytes, is not a complete",
+        ),
         (lambda folder: (folder / sources.INDEX).write_text("{"), r"index\.json is damaged"),
         (lambda folder: (folder / sources.INDEX).write_text('{"weight_map": {"a": 1}}'), r"must hold a file's name for each"),
         (lambda folder: move_a_weight(folder), r"lacks 1 weights of the index: no\.such\.weight"),
@@ -118,6 +121,6 @@ def test_what_the_cache_has_needs_no_hub(monkeypatch):
     check_model_path(ModelConfig(path="owner/name"))
 
 
-def test_what_cannot_be_a_hub_id_is_told(monkeypatch):
+def test_a_path_that_cannot_be_a_hub_id_is_an_error(monkeypatch):
     with pytest.raises(ConfigError, match=r"'a b/c' is neither a folder nor a hub id"):
         check_model_path(ModelConfig(path="a b/c"))

@@ -144,7 +144,7 @@ def test_a_torn_line_is_cut_without_truncating_too(tmp_path: Path) -> None:
     assert strict_rows(tmp_path / METRICS_FILE) == [{"step": 1}, {"step": 2, "a": 1.0}]
 
 
-def test_damage_inside_the_file_is_told(tmp_path: Path) -> None:
+def test_damage_inside_the_file_is_an_error_with_its_line(tmp_path: Path) -> None:
     (tmp_path / METRICS_FILE).write_bytes(b'{"step": 1}\n\0\0\n{"step": 3}\n')
     with pytest.raises(DataError, match=r"metrics.jsonl:2 is not JSON"):
         Recorder(tmp_path)

@@ -52,7 +52,7 @@ CONFIGS: dict[str, Callable[[], tf.PretrainedConfig]] = {
 
 
 def model_of(config: tf.PretrainedConfig) -> tf.PreTrainedModel:
-    """Random weights four times the usual size, so that greedy choices are no near ties."""
+    """Random weights four times the usual size, so that greedy choices are clear."""
     torch.manual_seed(0)
     model = tf.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():

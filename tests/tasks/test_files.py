@@ -1,4 +1,4 @@
-"""A user's own files: which rows fit, what is said about those that do not, and how splits come about."""
+"""A user's own files: which rows fit, the errors about the others, and how splits are made."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("row", "reason"), BAD)
-def test_a_row_that_does_not_fit_is_told_with_file_row_and_reason(tmp_path, caplog, row, reason):
+def test_the_error_of_a_row_that_does_not_fit_has_file_row_and_reason(tmp_path, caplog, row, reason):
     lines = [json.dumps(good).encode() for good in sums(20)]
     lines[6] = row if isinstance(row, bytes) else (row if isinstance(row, str) else json.dumps(row)).encode()
     path = tmp_path / "mine.jsonl"
@@ -111,7 +111,7 @@ def test_many_bad_rows_are_counted_and_the_first_few_shown(tmp_path):
         file_task(write_rows(tmp_path / "none.jsonl", ["{}"]), bad_rows="drop")
 
 
-def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path):
+def test_blank_lines_and_a_byte_order_mark_are_not_rows(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + b"\n\n".join(json.dumps(row).encode() for row in sums(20)) + b"\n\n")
     task = file_task(str(path))
@@ -133,7 +133,7 @@ def test_prompts_that_are_too_long_or_cannot_be_encoded_do_not_fit(tmp_path):
         file_task(path, count_tokens=refuses)
 
 
-def test_a_reason_that_all_rows_share_is_told_once_and_leaving_them_out_is_no_advice(tmp_path):
+def test_a_reason_that_all_rows_share_is_given_once_without_advice_to_skip_them(tmp_path):
     path = write_rows(tmp_path / "mine.jsonl", [{"prompt": "p"} for _ in range(12)])
     with pytest.raises(TaskError) as caught:
         file_task(path)
@@ -151,7 +151,7 @@ def test_repeated_prompts_are_remarked_and_kept(tmp_path, caplog):
     (remark,) = task.remarks
     assert "2 prompts of the train rows occur more than once (1 of them with different answers)" in remark
     assert f"{path} row 4 and {path} row 41" in remark
-    assert caplog.text == ""  # to be told once a run, not whenever the task is built
+    assert caplog.text == ""  # to be logged once a run, not whenever the task is built
     assert sum(len(task.split(name)) for name in ("train", "validation", "held_out")) == 42
     check_disjoint(task)
 
@@ -295,7 +295,7 @@ def contents(path):
     return [(row.ground_truth, row.extra_info) for row in read_rows(path, needs_text_answer=False)]
 
 
-def test_a_parquet_row_that_does_not_fit_and_a_file_that_is_none(tmp_path):
+def test_a_parquet_row_that_does_not_fit_and_a_file_that_is_not_parquet(tmp_path):
     pa = pytest.importorskip("pyarrow")
     rows = [*sums(20), {"prompt": None, "answer": "x"}]
     path = parquet_file(tmp_path / "train.parquet", pa.Table.from_pylist(rows).to_pydict())

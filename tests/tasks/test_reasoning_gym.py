@@ -84,7 +84,7 @@ def test_a_task_that_cannot_be_built_says_why(changes, expected):
 
 
 class Odd(Task):
-    """A task whose verifier returns, or raises, what it is told."""
+    """A task whose verifier returns, or raises, the given verdict."""
 
     def __init__(self, verdict):
         self.train = self.validation = self.held_out = ()
@@ -158,7 +158,7 @@ def test_few_shot_examples_are_solved_and_in_no_split():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "expected"), [("(", "is no regular expression"), ("abc", "needs a group"), ("(zebra)", "finds nothing in")]
+    ("pattern", "expected"), [("(", "is not a regular expression"), ("abc", "needs a group"), ("(zebra)", "finds nothing in")]
 )
 def test_a_pattern_that_cannot_work_says_why(pattern, expected):
     with pytest.raises(ValueError, match=expected):
@@ -170,7 +170,7 @@ def test_a_pattern_that_cannot_work_says_why(pattern, expected):
 COUNTDOWN = {"name": "countdown", "params": {"min_numbers": 3, "max_numbers": 3}}
 
 
-def test_a_verifier_that_evaluates_the_response_runs_in_processes_with_limits_and_a_guard(tmp_path):
+def test_a_verifier_that_evaluates_the_response_runs_in_limited_processes(tmp_path):
     """sympy's parse_expr is Python's eval: the policy's text made files and hung in the driver."""
     task = small(**COUNTDOWN, prompt_pattern=None)
     problem, made = task.train[0], tmp_path / "made"
@@ -224,7 +224,7 @@ def test_the_driver_gives_the_values_that_a_process_gives(name):
 
 
 def test_verifiers_of_the_driver_are_those_that_were_read():
-    """A new release of the library may move one of them to a method that nobody has read."""
+    """A new release of the library may move one of them to a method that we have not reviewed."""
     own = {name for name in RUNS_IN_THE_DRIVER if "score_answer" in vars(DATASETS[name][0])}
     assert own == {"spell_backward", "word_sorting", "palindrome_generation", "chain_sum"}
 
@@ -260,7 +260,7 @@ def test_datasets_with_many_right_answers_or_few_distinct_ones_give_disjoint_spl
         assert is_solved(dataset, "no such answer", entry) == 0.0
 
 
-def test_a_verifier_that_raises_on_a_right_answer_too_is_not_taken_for_a_wrong_answer():
+def test_a_verifier_that_raises_on_a_right_answer_too_is_a_failure_not_a_zero():
     class Broken:
         def score_answer(self, answer, entry):
             raise ConnectionError("gone")
@@ -274,7 +274,7 @@ def test_few_shot_needs_a_dataset_that_gives_answers():
         draw(TaskConfig(name="boxnet", few_shot=1))
 
 
-def test_a_dataset_split_by_prompt_remarks_so_and_a_verifier_that_takes_any_text_is_refused(monkeypatch):
+def test_a_split_by_prompt_is_remarked_and_a_verifier_that_takes_any_text_refused(monkeypatch):
     monkeypatch.setattr(reasoning_gym, "RUNS_IN_THE_DRIVER", {"syllogism", "game_of_life_halting"})  # a process takes 3 s each
     monkeypatch.setattr(library_problems, "MAX_DRAWS_PER_PROBLEM", 10)
     task = small(name="syllogism", params={}, prompt_pattern=None)

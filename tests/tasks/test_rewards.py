@@ -217,7 +217,7 @@ def test_processes_are_reused_and_hold_no_torch(tmp_path):
         ("import os; os._exit(3)", "score", "one process after another ended with exit code 3 while importing"),
     ],
 )
-def test_a_function_that_cannot_be_used_is_told_before_anything_starts(tmp_path, code, name, expected):
+def test_a_function_that_cannot_be_used_is_an_error_before_anything_starts(tmp_path, code, name, expected):
     reward_file(tmp_path, code)
     with pytest.raises(ConfigError) as caught:
         check_reward(RewardConfig(function=f"{tmp_path / 'reward.py'}:{name}"), Rows(1))
@@ -239,7 +239,7 @@ def test_a_file_or_module_that_is_not_there(function, expected):
     assert expected in str(caught.value)
 
 
-def test_an_import_that_hangs_is_told_as_such_with_the_line_that_it_is_at(tmp_path, monkeypatch):
+def test_an_import_that_hangs_is_an_error_with_the_line_that_it_is_at(tmp_path, monkeypatch):
     monkeypatch.setattr(reward_pool, "START_LIMIT_S", 4.0)
     config = reward_config(tmp_path, "import time\ntime.sleep(600)\ndef score(**kwargs): return 1")
     with pytest.raises(ConfigError, match=r"the import of .*reward\.py:score hangs: it had not ended after 4 s") as caught:
@@ -275,7 +275,7 @@ def score(data_source, solution_str, ground_truth, extra_info):
         ("7", "time.sleep(60)", "the reward took longer than reward.timeout_s (0.5 s) on the training row u0 (answer '7')"),
     ],
 )
-def test_a_function_that_fails_on_a_row_is_told_before_anything_starts_by_the_policy(tmp_path, caplog, bad, what, expected):
+def test_a_function_that_fails_on_a_row_is_reported_before_the_start_by_the_policy(tmp_path, caplog, bad, what, expected):
     code = TRIED.format(bad=bad, what=what)
     with pytest.raises(ConfigError) as caught:
         check_reward(reward_config(tmp_path, code, timeout_s=0.5), Rows(2))
@@ -470,15 +470,15 @@ def test_what_is_still_being_scored_when_another_row_failed_is_not_waited_for(tm
     wait_until_gone(pids)
 
 
-def test_timeouts_are_told_as_they_happen_the_first_few_by_name(tmp_path, caplog):
+def test_timeouts_are_logged_as_they_happen_the_first_few_by_name(tmp_path, caplog):
     task, config = Rows(6), reward_config(tmp_path, ODD, timeout_s=0.5, num_workers=5, on_failure="drop")
     with Scorer(task, config) as scorer:
         scorer(task.train, ["7"] * 6)
         assert scorer(task.train, ["sleep"] * 5 + ["7"]).is_scored == [False] * 5 + [True]
-    told = [record.getMessage() for record in caplog.records if "timed out" in record.getMessage()]
-    assert [text.startswith("row ") for text in told] == [True, True, True, False]
-    assert all(text.endswith(f" timed out after 0.5 s at reward.py:{LINES['sleep']} in score") for text in told[:3])
-    assert told[3] == "2 more timed out after 0.5 s"
+    logged = [record.getMessage() for record in caplog.records if "timed out" in record.getMessage()]
+    assert [text.startswith("row ") for text in logged] == [True, True, True, False]
+    assert all(text.endswith(f" timed out after 0.5 s at reward.py:{LINES['sleep']} in score") for text in logged[:3])
+    assert logged[3] == "2 more timed out after 0.5 s"
 
 
 def test_drop_leaves_the_row_without_a_value(tmp_path, caplog):
@@ -541,7 +541,7 @@ def test_retry_scores_what_failed_again_before_it_counts_as_failed(max_retries, 
     assert found.metrics.to_floats()["reward/failed"] == is_scored.count(False)
 
 
-def test_a_row_that_fails_every_time_fails_by_the_policy_and_says_how_often_it_was_tried():
+def test_a_row_that_fails_every_time_fails_by_the_policy_with_the_number_of_tries():
     task = Flaky(2)
     with pytest.raises(
         RewardError,
@@ -654,7 +654,7 @@ def test_a_process_that_holds_the_gil_and_its_children_end_with_a_killed_driver(
                 os.killpg(pid, signal.SIGKILL)
 
 
-def test_the_process_that_waits_for_the_drivers_end_is_no_child_of_the_reward(tmp_path):
+def test_the_process_that_waits_for_the_drivers_end_is_not_a_child_of_the_reward(tmp_path):
     code = """
         import os
         def score(data_source, solution_str, ground_truth, extra_info):
@@ -697,20 +697,20 @@ def test_what_a_process_wrote_last_is_its_own_and_all_of_it_is_in_the_log(tmp_pa
     assert list(tmp_path.glob("reward*.log")) == [log]
 
 
-class Told(Rows):
-    """Rows of which each has something large, or unfit, to tell the reward function."""
+class WithExtra(Rows):
+    """Rows with something large, or something that cannot be pickled, for the reward function."""
 
-    def __init__(self, count: int, told: object) -> None:
+    def __init__(self, count: int, extra: object) -> None:
         super().__init__(count)
-        self.told = told
+        self.extra = extra
 
     def reward_inputs(self, problem):
-        return RewardInputs("source", problem.answer, {"key": problem.key, "told": self.told})
+        return RewardInputs("source", problem.answer, {"key": problem.key, "extra": self.extra})
 
 
 def test_a_process_that_does_not_read_is_ended_when_the_time_is_over(tmp_path):
     """A request larger than the pipe's buffer blocked the driver for good."""
-    task, config = Told(2, "x" * 4_000_000), reward_config(tmp_path, ODD, num_workers=1, timeout_s=1.0)
+    task, config = WithExtra(2, "x" * 4_000_000), reward_config(tmp_path, ODD, num_workers=1, timeout_s=1.0)
     with Scorer(task, config) as scorer:
         assert scorer.outcomes(task.train, ["7", "8"]) == [Score(1.0), Score(0.0)]  # large ones arrive
         os.kill(scorer.pids[0], signal.SIGSTOP)
@@ -723,7 +723,7 @@ def test_a_process_that_does_not_read_is_ended_when_the_time_is_over(tmp_path):
 
 
 def test_what_cannot_be_sent_to_a_process_fails_its_row_alone(tmp_path):
-    class Mixed(Told):
+    class Mixed(WithExtra):
         def reward_inputs(self, problem):
             return super().reward_inputs(problem) if problem.key == 1 else Rows.reward_inputs(self, problem)
 
@@ -732,7 +732,7 @@ def test_what_cannot_be_sent_to_a_process_fails_its_row_alone(tmp_path):
         found = scorer.outcomes(task.train, ["7", "7", "8"])
     assert (found[0], found[2]) == (Score(1.0), Score(0.0))
     assert isinstance(found[1], Failed)
-    assert found[1].reason.startswith("cannot be asked: what it is told cannot be pickled: ")
+    assert found[1].reason.startswith("cannot be called: its arguments cannot be pickled: ")
 
 
 def test_closing_twice_and_scoring_again_afterwards(tmp_path):

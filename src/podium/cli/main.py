@@ -176,11 +176,11 @@ def read_source(source: str, overrides: list[str], *, is_trained: bool = True) -
 
 
 def require_run(path: Path, hint: str) -> None:
-    """ConfigError when a path is no run directory."""
+    """ConfigError when a path is not a run directory."""
     if not path.is_dir():
         raise ConfigError(f"no run directory {path}; runs are folders such as runs/latest")
     if not (path / "config.yaml").is_file():
-        raise ConfigError(f"{path} is no run directory: it has no config.yaml{hint}")
+        raise ConfigError(f"{path} is not a run directory: it has no config.yaml{hint}")
 
 
 def log_to_stderr() -> None:
@@ -225,7 +225,7 @@ def _refuse_dashes(arguments: list[str]) -> None:
             after = arguments[arguments.index(text) + 1 :][:1]
             given = value if equals else "".join(after) or "VALUE"
             written = " or ".join(f"{path}={given}" for path in found)
-            raise ConfigError(f"{text} is no option; settings are written without dashes: {written}")
+            raise ConfigError(f"{text} is not an option; settings are written without dashes: {written}")
 
 
 def _fail(message: str, code: int) -> None:

@@ -151,7 +151,7 @@ def _print_report(console: Console, config: RunConfig, directory: RunDirectory) 
 
 
 def unit_of(config: RunConfig) -> tuple[str, str]:
-    """What a score of this run is, and the format to print it in: a user's own reward is no share of anything."""
+    """What a score of this run is, and the format to print it in: a user's own reward need not be a share."""
     return ("exact match", "{:.1%}") if config.reward.function is None else ("mean reward", "{:.4g}")
 
 

@@ -79,7 +79,7 @@ def _checked_pattern(pattern: str) -> str:
     try:
         groups = re.compile(pattern).groups
     except re.error as exc:
-        raise ValueError(f"is no regular expression: {exc}") from exc
+        raise ValueError(f"is not a regular expression: {exc}") from exc
     if not groups:
         raise ValueError("needs a group in parentheses: what the groups match is the prompt")
     return pattern

@@ -97,8 +97,8 @@ def _check_not_quantised(model_config: PreTrainedConfig, path: str) -> None:
     for part in (model_config, model_config.get_text_config()):
         quantisation: Any = getattr(part, "quantization_config", None)
         if quantisation is not None:
-            told = quantisation if isinstance(quantisation, dict) else vars(quantisation)
-            method = told.get("quant_method", "it names no method")
+            settings = quantisation if isinstance(quantisation, dict) else vars(quantisation)
+            method = settings.get("quant_method", "it names no method")
             raise ConfigError(quantised(path, f"quantization_config in its config.json: {method}"))
 
 

@@ -29,8 +29,11 @@ LFS_POINTER = b"version https://git-lfs"
 
 
 def check_model_path(config: ModelConfig) -> None:
-    """ConfigError when `path` looks like a folder that is not there, or is no model, or when its weights are missing or damaged;
-    also for a hub id that is not in the cache while the hub cannot be reached. Loads no weights."""
+    """Check that `path` is a built-in model, a model's folder or a usable hub id; no weights are loaded.
+
+    ConfigError for a folder that does not exist or is not a model, for missing or damaged weights, and for a hub id that is not
+    in the cache while the hub cannot be reached.
+    """
     if config.path in BUILT_IN:
         return
     folder = Path(config.path).expanduser()
@@ -129,7 +132,8 @@ def _tensor_names(path: Path) -> set[str]:
             kinds = {name: str(tensors.get_slice(name).get_dtype()) for name in weights}
     except (OSError, SafetensorError) as exc:
         raise ConfigError(
-            f"model.path: {path}, of {path.stat().st_size} bytes, is no whole file of safetensors ({exc}): fetch or copy it again"
+            f"model.path: {path}, of {path.stat().st_size} bytes, is not a complete safetensors file ({exc}): "
+            "fetch or copy it again"
         ) from exc
     if packed := [f"{name} has dtype {kind}" for name, kind in kinds.items() if kind not in WEIGHT_DTYPES]:
         raise ConfigError(quantised(path, packed[0]))

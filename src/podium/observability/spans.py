@@ -1,4 +1,4 @@
-"""Wall-clock seconds of named phases, and who is told which phase runs. What is not here: a timeline of single calls."""
+"""Wall-clock seconds of named phases, and a callback for which phase runs. Not here: a timeline of single calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from podium.observability.metrics import Max, Metrics
 from podium.observability.names import TIMING_PREFIX
 
 SpanListener: TypeAlias = Callable[[str | None], None]
-"""Told the innermost open phase whenever it changes; None when none is open any more."""
+"""Called with the innermost open phase whenever it changes; with None after the last one closes."""
 
 
 class Spans:

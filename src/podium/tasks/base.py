@@ -58,7 +58,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class RewardInputs:
-    """What a reward function is told about a problem besides the response, as verl names it."""
+    """What a reward function receives about a problem besides the response, as verl names it."""
 
     data_source: str
     ground_truth: JsonValue
@@ -74,7 +74,7 @@ class Task(ABC):
     disjoint_by: Literal["answer", "prompt"] = "answer"
     """In what the problems of two splits differ for certain."""
     remarks: tuple[str, ...] = ()
-    """What whoever starts a run on these problems should know; told once, not each time that the task is built."""
+    """What a user who starts a run on these problems should know; logged once a run, not each time that the task is built."""
     isolated_verifier: FunctionSpec | None = None
     """The function of the verifier for processes of their own; None where `verify` is quick and only compares text."""
 

@@ -79,10 +79,10 @@ def draw_in_a_process(config: TaskConfig) -> Drawn:
     """As `draw`, in a process with a fixed hash seed, which discards what the library prints. A warning says so if it is slow."""
     command = [sys.executable, "-P", "-c", BOOTSTRAP, json.dumps(sys.path)]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    told = threading.Timer(SLOW_S, logger.warning, (f"{config.name} takes long: {_wanted(config)}; draw fewer if this lasts",))
-    told.daemon = True
+    warning = threading.Timer(SLOW_S, logger.warning, (f"{config.name} takes long: {_wanted(config)}; draw fewer if this lasts",))
+    warning.daemon = True
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
-        told.start()
+        warning.start()
         try:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -91,7 +91,7 @@ def draw_in_a_process(config: TaskConfig) -> Drawn:
                 process.stdin.flush()
             reply = process.stdout.read()
         finally:
-            told.cancel()
+            warning.cancel()
             process.kill()
     if not reply:
         raise TaskError(f"the process that draws the problems of {config.name} ended without a reply (see above for its error)")

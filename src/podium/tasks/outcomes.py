@@ -35,7 +35,7 @@ def outcome_of(result: object) -> Outcome:
     """What a reward function returned, read as verl reads it.
 
     A number (bool counts as 0 or 1; numpy and torch scalars too) is the score. A dict holds it under `score`; its other
-    numeric entries are extra, entries that are no number are left out. None, text and anything else failed, and so did a score
+    numeric entries are extra, entries that are not numbers are left out. None, text and anything else failed, and so did a score
     or an extra that is NaN, infinite, or too large for float32.
 
     >>> outcome_of({"score": True, "length": 3, "parsed": "7"})
@@ -78,7 +78,7 @@ def _number(value: object) -> float | None:
 
 
 def _unfit(number: float) -> str:
-    """Why a number is no reward and no metric; empty for one that is."""
+    """Why a number is neither a reward nor a metric; empty for one that is."""
     if not math.isfinite(number):
         return "which is not finite"
     return "" if abs(number) <= LARGEST else f"which is infinite in float32 (largest: {LARGEST:.3g})"

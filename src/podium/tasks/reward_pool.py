@@ -40,7 +40,7 @@ ABORT_S = 0.5
 """Seconds that a stuck process gets to say where it is."""
 LOG_TAIL_BYTES = 64 * 1024
 """How much of what a process wrote is looked at when it died: a crash report of many frames, and what was printed before."""
-MAX_TOLD_TIMEOUTS = 3
+MAX_LOGGED_TIMEOUTS = 3
 """Timeouts of a batch that are logged one by one; the rest are counted."""
 MAX_SHORT_FRAME = 2**31 - 1
 """Bytes of a message whose length stands in four of them."""
@@ -51,8 +51,8 @@ BOOTSTRAP = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from po
 class _Process:
     """One process and, while it scores, the row it is at.
 
-    Its output goes to a file of its own, never to the driver's terminal, and is appended to the log at its end: so what it wrote
-    last is no neighbour's.
+    Its output goes to a file of its own, never to the driver's terminal, and is appended to the log at its end: so the last
+    lines of a process are its own.
     """
 
     def __init__(self, spec: FunctionSpec, log: Path | None) -> None:
@@ -137,7 +137,7 @@ class RewardPool:
     """
 
     def __init__(self, spec: FunctionSpec, *, num_workers: int, timeout_s: float, log: Path | None = None) -> None:
-        """`log` takes what each process printed, when it ends; without one, that is kept only to be told when a process dies."""
+        """`log` takes what each process printed, when it ends; without one, only the error of a process that dies has it."""
         self._spec, self._num_workers, self._timeout_s, self._log = spec, num_workers, timeout_s, log
         self._processes: list[_Process] = []
         self._num_timeouts = 0
@@ -192,8 +192,8 @@ class RewardPool:
         for process in self._busy:
             self._processes.remove(process)
             process.end()
-        if self._num_timeouts > MAX_TOLD_TIMEOUTS:
-            logger.warning("%d more timed out after %g s", self._num_timeouts - MAX_TOLD_TIMEOUTS, self._timeout_s)
+        if self._num_timeouts > MAX_LOGGED_TIMEOUTS:
+            logger.warning("%d more timed out after %g s", self._num_timeouts - MAX_LOGGED_TIMEOUTS, self._timeout_s)
 
     def close(self) -> None:
         """End all processes, whatever they are doing, and wait until they are gone. May be called again."""
@@ -221,7 +221,7 @@ class RewardPool:
                 except OSError:  # died while it was idle: the row has not begun
                     attempts.give_back(row)
                 except (pickle.PicklingError, TypeError, AttributeError) as exc:
-                    attempts.settle(row, Failed(f"cannot be asked: what it is told cannot be pickled: {exc}"))
+                    attempts.settle(row, Failed(f"cannot be called: its arguments cannot be pickled: {exc}"))
 
     def _step(self, attempts: Attempts) -> None:
         """Wait for replies, ends and deadlines, and take them in."""
@@ -260,7 +260,7 @@ class RewardPool:
         exit_code = process.exit_code()
         self._processes.remove(process)
         tail = process.end()
-        how = "closed its connection" if exit_code is None else _told(exit_code)
+        how = "closed its connection" if exit_code is None else _end_of(exit_code)
         if process.row >= 0:
             attempts.settle(process.row, Failed(f"the reward process {how}", str(tail)))
         else:
@@ -288,7 +288,7 @@ class RewardPool:
     def _tell_timeout(self, row: int, place: str) -> None:
         """Said at once: a batch of rows that all hang takes long, and shall not do so in silence."""
         self._num_timeouts += 1
-        if self._num_timeouts <= MAX_TOLD_TIMEOUTS:
+        if self._num_timeouts <= MAX_LOGGED_TIMEOUTS:
             logger.warning("row %d timed out after %g s%s", row, self._timeout_s, f" at {place}" if place else "")
 
 
@@ -318,7 +318,7 @@ def _send(connection: Connection, frame: bytes, limit_s: float) -> None:
             channel.settimeout(None)  # the mode belongs to the pipe's end, not to this copy of it
 
 
-def _told(exit_code: int) -> str:
+def _end_of(exit_code: int) -> str:
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
     try:

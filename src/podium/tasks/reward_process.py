@@ -127,7 +127,7 @@ def _module_of_file(path: Path) -> ModuleType:
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"_reward_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
-        raise ConfigError(f"reward.function: {path} is no Python file")
+        raise ConfigError(f"reward.function: {path} is not a Python file")
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # first, as `import` does: dataclasses and pickle look a module up by its name
     found.loader.exec_module(module)
@@ -203,8 +203,8 @@ def _start_guardian(connection: Connection, lifeline: int) -> None:
     """A process that ends this process group, and itself with it, when the driver is gone, whatever the reward function is doing.
 
     What the function started goes along. (PR_SET_PDEATHSIG would end one process alone, and also when only the driver's thread
-    that started it ends.) When the driver ends the group, so does the guardian. Forked twice, so that it is no child that a
-    reward function's `os.wait` could meet.
+    that started it ends.) When the driver ends the group, so does the guardian. Forked twice, so that a
+    reward function's `os.wait` does not find it among its children.
     """
     child = os.fork()
     if child:

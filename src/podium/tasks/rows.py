@@ -70,7 +70,7 @@ Rows: TypeAlias = Iterator[Row | BadRow]
 
 
 def check_file(path: str, setting: str) -> None:
-    """ConfigError when a path is no file, or of a kind that is not read; MissingExtraError for parquet without pyarrow."""
+    """ConfigError when a path is not a file, or not of a kind that is read; MissingExtraError for parquet without pyarrow."""
     suffix = Path(path).suffix.lower()
     if Path(path).is_dir():
         raise ConfigError(f"{setting}: {path} is a folder; list the files in it")
@@ -150,12 +150,12 @@ def _object_of(value: object) -> object:
 
 
 def _check_text(values: dict[str, Any]) -> None:
-    """JSON can spell half of a surrogate pair, which is no text: no tokenizer and no file would take it."""
+    """JSON can spell half of a surrogate pair, which is not text: tokenizers and files refuse it."""
     try:
         json.dumps(values, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as exc:
         raise DataError(
-            f"the row holds half of a surrogate pair, {exc.object[exc.start : exc.end]!r}, which is no text"
+            f"the row holds half of a surrogate pair, {exc.object[exc.start : exc.end]!r}, which is not text"
         ) from None
 
 

@@ -80,12 +80,12 @@ class Scorer:
         attempts = self._tried(problems, responses, stops_at_failure=self._config.on_failure == "raise")
         if failed := attempts.failed:
             row, first = next(iter(failed.items()))
-            told = _told(first, row, problems[row], responses[row])
+            failure = _failure(first, row, problems[row], responses[row])
             if attempts.is_stopped:
-                raise RewardError(_first_failure(told, len(responses), self._config))
+                raise RewardError(_first_failure(failure, len(responses), self._config))
             if len(failed) == len(responses):
-                raise RewardError(_all_failed(told, len(responses), self._config))
-            logger.warning("%d of %d responses could not be scored; %s", len(failed), len(responses), told)
+                raise RewardError(_all_failed(failure, len(responses), self._config))
+            logger.warning("%d of %d responses could not be scored; %s", len(failed), len(responses), failure)
         return _settled(_complete(attempts), self._config, attempts.num_retries)
 
     def outcomes(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Outcome]:
@@ -178,13 +178,13 @@ def _complete(attempts: Attempts) -> list[Outcome]:
     return [outcome for outcome in attempts.outcomes if outcome is not None]
 
 
-def _first_failure(told: str, num_rows: int, config: RewardConfig) -> str:
-    return f"a response of {num_rows} could not be scored{_tries(config)}; {told}\n{_ADVICE}"
+def _first_failure(failure: str, num_rows: int, config: RewardConfig) -> str:
+    return f"a response of {num_rows} could not be scored{_tries(config)}; {failure}\n{_ADVICE}"
 
 
-def _all_failed(told: str, num_rows: int, config: RewardConfig) -> str:
+def _all_failed(failure: str, num_rows: int, config: RewardConfig) -> str:
     return (
-        f"all {num_rows} responses could not be scored{_tries(config, ' each')}; {told}\n"
+        f"all {num_rows} responses could not be scored{_tries(config, ' each')}; {failure}\n"
         "a run in which nothing can be scored stops whatever reward.on_failure says"
     )
 
@@ -193,7 +193,7 @@ def _tries(config: RewardConfig, each: str = "") -> str:
     return f" in {config.max_retries + 1} tries{each}" if config.max_retries else ""
 
 
-def _told(failed: Failed, row: int, problem: Problem, response: str) -> str:
+def _failure(failed: Failed, row: int, problem: Problem, response: str) -> str:
     where = f"row {row} (uid {problem.uid}, response {_shown(response)}, answer {_shown(problem.answer)})"
     return f"the reward {failed.reason.removeprefix('the reward ')} on {where}" + (
         f"\n{failed.traceback}" if failed.traceback else ""

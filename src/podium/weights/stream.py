@@ -33,17 +33,17 @@ def copy_weights(module: nn.Module, stream: Iterable[tuple[str, Tensor]]) -> Non
     the values must be equal, since a source that has untied them cannot be represented here.
 
     Raises RolloutError for a name that the module does not have, a name that comes twice, a wrong shape or dtype, tied names
-    with different values, and, at the end, for names that did not come. What came before the bad entry is then written
-    already, the rest is not: the module is a mixture, not to be used before a complete stream has been copied.
+    with different values, and, at the end, for names that are missing from the stream. The entries before the bad one
+    are then written already and the rest are not: copy a complete stream before the module is used again.
     """
     weights = _weights(module)
     number_of = {name: number for number, (_, names) in enumerate(weights) for name in names}
-    came: dict[int, list[str]] = {}
+    copied: dict[int, list[str]] = {}
     with torch.no_grad():
         for name, source in stream:
             number = _known(name, number_of)
-            _write(weights[number][0], name, source, came.setdefault(number, []))
-    missing = [names[0] for number, (_, names) in enumerate(weights) if number not in came]
+            _write(weights[number][0], name, source, copied.setdefault(number, []))
+    missing = [names[0] for number, (_, names) in enumerate(weights) if number not in copied]
     if missing:
         raise RolloutError(f"the weight stream ended without {len(missing)} of {len(weights)} tensors: {', '.join(missing)}")
 
@@ -62,16 +62,16 @@ def _known(name: str, number_of: dict[str, int]) -> int:
     return number_of[name]
 
 
-def _write(target: Tensor, name: str, source: Tensor, came: list[str]) -> None:
-    """Copy one tensor, or compare it when its tied partner in `came` has been copied already."""
+def _write(target: Tensor, name: str, source: Tensor, copied: list[str]) -> None:
+    """Copy one tensor, or compare it when its tied partner in `copied` has been copied already."""
     if source.shape != target.shape:
         raise RolloutError(f"weight {name!r} came with shape {tuple(source.shape)}, the module's is {tuple(target.shape)}")
     if source.dtype != target.dtype and not (source.is_floating_point() and target.is_floating_point()):
         raise RolloutError(f"weight {name!r} came as {source.dtype}, the module's is {target.dtype}; only floats are converted")
-    if name in came:
+    if name in copied:
         raise RolloutError(f"weight {name!r} came twice in one stream")
-    if not came:
+    if not copied:
         target.copy_(source)
     elif not torch.equal(target, source.to(target)):
-        raise RolloutError(f"weights {came[0]!r} and {name!r} are tied here, but came with different values; tie the source's")
-    came.append(name)
+        raise RolloutError(f"weights {copied[0]!r} and {name!r} are tied here, but came with different values; tie the source's")
+    copied.append(name)
