@@ -218,7 +218,7 @@ def runtime(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def group(runtime: str) -> Iterator[WorkerGroup[Any]]:
     roles = {"actor": Init(Actor, base=10), "actor_rollout": ActorRollout, "judge": Init(Judge, 7)}
-    with colocated(create_colocated_worker_cls(roles), runtime, name="crew") as shared:
+    with colocated(create_colocated_worker_cls(roles), runtime, name="shared") as shared:
         yield shared
 
 
@@ -302,8 +302,8 @@ def test_a_plain_class_is_a_role(group: WorkerGroup[Any]):
 
 def test_building_inner_workers_leaves_the_environment_alone():
     before = dict(os.environ)
-    with colocated(create_colocated_worker_cls({"actor": Actor, "actor_rollout": ActorRollout}), "inline") as crew:
-        crew.spawn()["actor_rollout"].place()
+    with colocated(create_colocated_worker_cls({"actor": Actor, "actor_rollout": ActorRollout}), "inline") as processes:
+        processes.spawn()["actor_rollout"].place()
         assert dict(os.environ) == before
 
 
@@ -426,12 +426,12 @@ def test_classes_that_ray_has_wrapped_are_roles_and_groups(runtime: str):
         assert plain.score(1) == [3, 3]
 
 
-@pytest.mark.parametrize("role", ["status", "crew"])
+@pytest.mark.parametrize("role", ["status", "processes"])
 def test_a_role_named_like_a_groups_own_attribute_can_be_spawned_but_not_fused(role: str):
-    with colocated(create_colocated_worker_cls({role: Actor}), "inline") as crew:
-        assert crew.spawn()[role].add(1) == [1, 2]
+    with colocated(create_colocated_worker_cls({role: Actor}), "inline") as processes:
+        assert processes.spawn()[role].add(1) == [1, 2]
         with pytest.raises(RegistrationError, match=f"a group has '{role}' itself"):
-            crew.fuse()
+            processes.fuse()
 
 
 # -- what cannot be joined -------------------------------------------------------------------------------------------------
@@ -487,14 +487,14 @@ def test_options_of_roles_become_those_of_the_process_they_share():
 def test_a_failure_names_group_role_method_and_rank(group: WorkerGroup[Any]):
     with pytest.raises(WorkerError, match="ValueError: the actor's own fault") as caught:
         group.spawn()["actor"].fail(1)
-    assert (caught.value.origin.group, caught.value.origin.method, caught.value.origin.rank) == ("crew", "actor.fail", 1)
+    assert (caught.value.origin.group, caught.value.origin.method, caught.value.origin.rank) == ("shared", "actor.fail", 1)
     assert group.spawn()["actor_rollout"].heartbeat() == [0, 1]
 
 
 def test_wrong_arguments_are_refused_before_anything_is_sent(group: WorkerGroup[Any]):
     with pytest.raises(TypeError, match=r"add\(\): missing a required argument: 'x'"):
         group.spawn()["actor"].add()
-    with pytest.raises(DispatchError, match=r"^crew\.actor\.tag \(ND_COMPUTE_PROTO\): needs a DataProto or TensorDict"):
+    with pytest.raises(DispatchError, match=r"^shared\.actor\.tag \(ND_COMPUTE_PROTO\): needs a DataProto or TensorDict"):
         group.spawn()["actor"].tag(5)
 
 
@@ -507,15 +507,15 @@ def test_a_constructor_that_raises_names_its_role_and_rank(runtime: str):
 
 def test_roles_that_were_never_built_say_why():
     with (
-        colocated(Forgetful, "inline") as crew,
+        colocated(Forgetful, "inline") as processes,
         pytest.raises(WorkerError, match=r"role 'actor' of Forgetful has not been built: its __init__ calls super\(\)"),
     ):
-        crew.spawn()["actor"].add(1)
+        processes.spawn()["actor"].add(1)
 
 
 def test_a_death_in_one_role_breaks_the_crew_that_all_share(ray_cluster: None):
-    with colocated(create_colocated_worker_cls({"mortal": Mortal, "rollout": ActorRollout}), "ray") as crew:
-        roles = crew.spawn()
+    with colocated(create_colocated_worker_cls({"mortal": Mortal, "rollout": ActorRollout}), "ray") as processes:
+        roles = processes.spawn()
         assert roles["rollout"].heartbeat() == [0, 1]
         with pytest.raises(WorkerLostError) as caught:
             roles["mortal"].die(1)
@@ -528,12 +528,12 @@ def test_a_death_in_one_role_breaks_the_crew_that_all_share(ray_cluster: None):
 
 
 def test_closing_one_group_closes_all(runtime: str):
-    crew = colocated(create_colocated_worker_cls({"judge": Init(Judge, 1), "rollout": ActorRollout}), runtime)
-    roles = crew.spawn()
+    processes = colocated(create_colocated_worker_cls({"judge": Init(Judge, 1), "rollout": ActorRollout}), runtime)
+    roles = processes.spawn()
     assert roles["judge"].score(1) == [2, 2]
     roles["judge"].close()
-    crew.close()
-    for call in (roles["judge"].score, crew.judge_score):
+    processes.close()
+    for call in (roles["judge"].score, processes.judge_score):
         with pytest.raises(GroupClosedError):
             call(1)
     with pytest.raises(GroupClosedError):
@@ -542,13 +542,13 @@ def test_closing_one_group_closes_all(runtime: str):
 
 def test_another_driver_attaches_to_the_roles_of_a_detached_crew(ray_cluster: None):
     made = create_colocated_worker_cls({"judge": Init(Judge, 1), "rollout": ActorRollout})
-    with colocated(made, "ray", detached=True, name_prefix="shared") as crew:
+    with colocated(made, "ray", detached=True, name_prefix="shared") as processes:
         attached = WorkerGroup.from_detached(made, name_prefix="shared")
         attached.fuse()
         assert attached.judge.score(1) == [2, 2]
         assert origins(attached.rollout.tag(rows(1, 2))) == [(1, 0), (2, 1)]
         attached.close()
-        assert crew.judge_score(2) == [3, 3]
+        assert processes.judge_score(2) == [3, 3]
 
 
 def test_every_colocated_class_is_a_worker_of_workers():

@@ -69,7 +69,7 @@ class Env(Worker):
 
 @pytest.fixture
 def specs(monkeypatch: pytest.MonkeyPatch) -> list[GroupSpec]:
-    """What would have been started: the crew stops where it would reach a cluster."""
+    """What would have been started: the worker processes stops where it would reach a cluster."""
     seen: list[GroupSpec] = []
 
     class Recorder:

@@ -178,7 +178,7 @@ def test_an_unknown_method_names_the_nearest():
         _ = group().skaled
 
 
-@pytest.mark.parametrize("name", ["close", "crew", "_methods", "spawn"])
+@pytest.mark.parametrize("name", ["close", "processes", "_methods", "spawn"])
 def test_a_method_that_the_group_itself_has_is_refused(name: str):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def method(self: Worker) -> None: ...
@@ -344,7 +344,7 @@ def test_calls_whose_references_were_taken_leave_nothing_behind():
     probes = group()
     for _ in range(5):
         assert [reference.get() for reference in probes.rank_later()] == [0, 1]
-    assert len(probes.crew._open_calls) == 0
+    assert len(probes.processes._in_flight) == 0
 
 
 def test_a_list_of_futures_inside_another_argument_is_refused_like_any_future():
@@ -513,9 +513,9 @@ def test_the_last_port_is_one():
 
 
 def test_the_limit_of_the_start_is_a_setting():
-    assert group().crew.spec.start_limit_s == 120.0
-    assert WorkerGroup(ResourcePool([200]), Probe).crew.spec.start_limit_s == 200.0
-    assert WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=600.0).crew.spec.start_limit_s == 600.0
+    assert group().processes.spec.start_limit_s == 120.0
+    assert WorkerGroup(ResourcePool([200]), Probe).processes.spec.start_limit_s == 200.0
+    assert WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=600.0).processes.spec.start_limit_s == 600.0
     with pytest.raises(ConfigError, match="start_timeout_s is more than 0 seconds, got 0"):
         WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=0)
 

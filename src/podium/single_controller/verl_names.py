@@ -118,7 +118,7 @@ class RayWorkerGroup(WorkerGroup[W]):
         return {name: list(mesh.collects) for name, mesh in self._known_meshes()}
 
     def _known_meshes(self) -> list[tuple[str, Mesh]]:
-        return [(name, mesh) for (role, name), mesh in self.crew.meshes.items() if role == self._role and name is not None]
+        return [(name, mesh) for (role, name), mesh in self.processes.meshes.items() if role == self._role and name is not None]
 
     @property
     def master_address(self) -> str:

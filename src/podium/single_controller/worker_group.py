@@ -14,7 +14,7 @@ from podium.single_controller.methods import Methods
 from podium.single_controller.placement.resource_pool import ResourcePool
 from podium.single_controller.processes.status import GroupStatus
 from podium.single_controller.processes.stragglers import SLOW_AFTER_S
-from podium.single_controller.processes.worker_processes import Address, Crew
+from podium.single_controller.processes.worker_processes import Address, WorkerProcesses
 from podium.single_controller.routing.mesh import Mesh
 from podium.single_controller.routing.modes import Execute
 from podium.single_controller.runtime.base import GroupSpec
@@ -35,7 +35,7 @@ class WorkerGroup(Generic[W]):
     them. `close()` lets go of them there, and they live as long as the group that started them.
     """
 
-    crew: Crew
+    processes: WorkerProcesses
     """The rank processes, which the groups of several roles share."""
     _worker_class: type
     _role: str | None
@@ -92,9 +92,11 @@ class WorkerGroup(Generic[W]):
             node_setup=node_setup,
             options=dict(made.options),
         )
-        crew = Crew(spec, runtime, call_timeout_s=call_timeout_s, slow_after_s=slow_after_s, auto_padding=auto_padding)
-        self._become(crew, made.cls, None, methods)
-        crew.start()
+        processes = WorkerProcesses(
+            spec, runtime, call_timeout_s=call_timeout_s, slow_after_s=slow_after_s, auto_padding=auto_padding
+        )
+        self._become(processes, made.cls, None, methods)
+        processes.start()
 
     @classmethod
     def from_detached(
@@ -127,11 +129,11 @@ class WorkerGroup(Generic[W]):
         options: Mapping[str, Any],
         runtime: str = "ray",
     ) -> None:
-        crew = Crew.attached(worker_class, runtime, name_prefix, worker_names, worker_handles, options)
-        self._become(crew, worker_class, None, _methods_of(worker_class, type(self)))
+        processes = WorkerProcesses.attached(worker_class, runtime, name_prefix, worker_names, worker_handles, options)
+        self._become(processes, worker_class, None, _methods_of(worker_class, type(self)))
 
-    def _become(self, crew: Crew, worker_class: type, role: str | None, methods: Methods) -> None:
-        self.crew = crew
+    def _become(self, processes: WorkerProcesses, worker_class: type, role: str | None, methods: Methods) -> None:
+        self.processes = processes
         self._worker_class = worker_class
         self._role = role
         self._methods = methods
@@ -142,23 +144,23 @@ class WorkerGroup(Generic[W]):
 
     @property
     def name(self) -> str:
-        return self.crew.name if self._role is None else f"{self.crew.name}.{self._role}"
+        return self.processes.name if self._role is None else f"{self.processes.name}.{self._role}"
 
     @property
     def pool(self) -> ResourcePool:
-        return self.crew.spec.pool
+        return self.processes.spec.pool
 
     @property
     def runtime_name(self) -> str:
-        return self.crew.runtime_name
+        return self.processes.runtime_name
 
     @property
     def world_size(self) -> int:
-        return self.crew.world_size
+        return self.processes.world_size
 
     @property
     def auto_padding(self) -> bool:
-        return self.crew.auto_padding
+        return self.processes.auto_padding
 
     @property
     def workers(self) -> Sequence[Any]:
@@ -166,12 +168,12 @@ class WorkerGroup(Generic[W]):
 
         In this process each handle keeps the ranks alive, also when the group itself is forgotten.
         """
-        return self.crew.workers()
+        return self.processes.workers()
 
     @property
     def worker_names(self) -> list[str]:
         """The ranks' names in the cluster, in rank order; by them `from_detached` finds a detached group."""
-        return self.crew.runtime.worker_names()
+        return self.processes.runtime.worker_names()
 
     def mesh(self, name: str | None, timeout_s: float | None = None) -> Mesh:
         """A mesh of the workers: they are asked at the first use, within `timeout_s`, or else the limit of any call.
@@ -179,11 +181,11 @@ class WorkerGroup(Generic[W]):
         The mesh where every rank has its own shard has the name None.
         """
         if name is None:
-            return self.crew.flat_mesh
+            return self.processes.flat_mesh
         key = (self._role, name)
-        if key not in self.crew.meshes:
-            self.crew.meshes[key] = Mesh.from_rows(name, self._mesh_query().options(timeout=timeout_s)(name))
-        return self.crew.meshes[key]
+        if key not in self.processes.meshes:
+            self.processes.meshes[key] = Mesh.from_rows(name, self._mesh_query().options(timeout=timeout_s)(name))
+        return self.processes.meshes[key]
 
     def _mesh_query(self) -> GroupCall[..., Any]:
         if not hasattr(self._worker_class, MESH_QUERY):
@@ -226,7 +228,7 @@ class WorkerGroup(Generic[W]):
     # -- colocated workers --------------------------------------------------------------------------------------------
 
     def spawn(self, prefix_set: Collection[str] | None = None) -> dict[str, WorkerGroup[Any]]:
-        """A group for each of these roles (None: all) of a colocated class, on the same processes and sharing their life."""
+        """A group for each of these roles (None: all) of a colocated class, on the same processes, which they share."""
         roles = self._methods.roles if self._role is None else [self._role]
         asked = roles if prefix_set is None else list(prefix_set)
         for role in asked:
@@ -252,46 +254,46 @@ class WorkerGroup(Generic[W]):
             return self
         view: WorkerGroup[Any] = type(self).__new__(type(self))
         methods = self._methods.of_role(role)
-        view._become(self.crew, methods.worker_class, role, methods)
+        view._become(self.processes, methods.worker_class, role, methods)
         return view
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def __copy__(self) -> Self:
-        return self._same_on(self.crew)
+        return self._same_on(self.processes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self._same_on(self.crew.lent())
+        return self._same_on(self.processes.lent())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (type(self), self.crew.address(), self._role, tuple(self._fused))
+        return _received, (type(self), self.processes.address(), self._role, tuple(self._fused))
 
-    def _same_on(self, crew: Crew) -> Self:
+    def _same_on(self, processes: WorkerProcesses) -> Self:
         group = type(self).__new__(type(self))
-        group._become(crew, self._worker_class, self._role, self._methods)
+        group._become(processes, self._worker_class, self._role, self._methods)
         group.fuse(self._fused)
         return group
 
-    # -- its life -----------------------------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------------------------
 
     def status(self, *, stacks: bool = False) -> GroupStatus:
         """Its state, the calls that are not over and what is known of every rank; `stacks` asks the ranks where they are."""
-        return self.crew.status(stacks=stacks)
+        return self.processes.status(stacks=stacks)
 
     def restart(self) -> None:
         """End every rank and build it anew, after it broke or before; colocated groups restart together."""
-        self.crew.restart()
+        self.processes.restart()
 
     def close(self) -> None:
         """End the ranks (of an attached group: let go of them). Harmless when repeated; later calls raise GroupClosedError.
 
         A call that failed and that nobody has read is raised, once all is given back.
         """
-        self.crew.close()
+        self.processes.close()
 
     def end(self) -> None:
         """End the ranks, also those that another driver started."""
-        self.crew.end()
+        self.processes.end()
 
     def __enter__(self) -> Self:
         return self
@@ -300,7 +302,7 @@ class WorkerGroup(Generic[W]):
         if error is None:
             self.close()
         else:
-            self.crew.close_quietly()  # what happened in the block is the news
+            self.processes.close_quietly()  # what happened in the block is the news
 
     # -- finding a method ---------------------------------------------------------------------------------------------
 
@@ -323,7 +325,7 @@ class WorkerGroup(Generic[W]):
 
     def __repr__(self) -> str:
         what = f"{self.world_size} x {self._worker_class.__name__} on {self.runtime_name!r}"
-        return f"<{type(self).__name__} {self.name!r}: {what}, {self.crew.life}>"
+        return f"<{type(self).__name__} {self.name!r}: {what}, {self.processes.lifecycle}>"
 
 
 class _Calls:
@@ -339,7 +341,7 @@ class _Calls:
 def _received(kind: type[WorkerGroup[Any]], address: Address, role: str | None, fused: Collection[str]) -> WorkerGroup[Any]:
     """A group that another process has sent, here."""
     group = kind.__new__(kind)
-    group._become(Crew.reached(address), address.worker_class, None, _methods_of(address.worker_class, kind))
+    group._become(WorkerProcesses.reached(address), address.worker_class, None, _methods_of(address.worker_class, kind))
     group.fuse(fused)
     return group if role is None else group._view(role)
 

@@ -23,7 +23,9 @@ class StepProfiler:
     def __init__(self, config: ProfilerConfig, groups: Sequence[WorkerGroup[Any]]) -> None:
         self._steps = frozenset(config.steps) if config.tool != "none" else frozenset()
         self._last = max(self._steps, default=0)
-        self._groups = [group for number, group in enumerate(groups) if group.crew not in [one.crew for one in groups[:number]]]
+        self._groups = [
+            group for number, group in enumerate(groups) if group.processes not in [one.processes for one in groups[:number]]
+        ]
 
     def before(self, step: int) -> None:
         """The step begins."""

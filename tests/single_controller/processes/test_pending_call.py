@@ -11,8 +11,8 @@ import pytest
 
 from podium.errors import CallTimeoutError, GroupClosedError, WorkerError, WorkerLostError
 from podium.single_controller.processes import pending_call
-from podium.single_controller.processes.in_flight import OpenCalls
-from podium.single_controller.processes.lifecycle import Life, State
+from podium.single_controller.processes.in_flight import InFlightCalls
+from podium.single_controller.processes.lifecycle import Lifecycle, State
 from podium.single_controller.processes.pending_call import PendingCall
 from podium.single_controller.runtime.base import Answer, Outcome
 from tests.single_controller.processes.scripted import NEVER, Scripted, after, died, raised, seen
@@ -22,13 +22,13 @@ from tests.single_controller.processes.scripted import NEVER, Scripted, after, d
 class Case:
     pending: PendingCall
     runtime: Scripted
-    life: Life
+    lifecycle: Lifecycle
 
 
 def case(*script: tuple[float, Outcome], timeout_s: float = 30.0, slow_after_s: float = 30.0) -> Case:
-    runtime, life = Scripted(), Life()
+    runtime, lifecycle = Scripted(), Lifecycle()
     tickets = {rank: after(*entry) for rank, entry in enumerate(script)}
-    return Case(PendingCall(runtime, "g", "f", tickets, timeout_s, life, slow_after_s), runtime, life)
+    return Case(PendingCall(runtime, "g", "f", tickets, timeout_s, lifecycle, slow_after_s), runtime, lifecycle)
 
 
 # -- one verdict -----------------------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def case(*script: tuple[float, Outcome], timeout_s: float = 30.0, slow_after_s: 
 def test_answers_come_back_in_rank_order_however_they_arrive():
     it = case((0.03, Answer("a")), (0.0, Answer("b")), (0.01, Answer(None)))
     assert list(it.pending.finish().items()) == [(0, "a"), (1, "b"), (2, None)]
-    assert it.life.state is State.READY
+    assert it.lifecycle.state is State.READY
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def test_what_came_in_while_nobody_looked_is_not_too_late(monkeypatch: pytest.Mo
     with pytest.raises(WorkerError) as caught:
         it.pending.finish()
     assert caught.value.origin.rank == 1
-    assert (it.life.state, it.runtime.killed) == (State.READY, [])
+    assert (it.lifecycle.state, it.runtime.killed) == (State.READY, [])
 
 
 def test_when_all_have_answered_the_group_stays_whole():
     it = case((0.0, raised(0)), (0.05, Answer(1)))
     with pytest.raises(WorkerError):
         it.pending.finish()
-    assert (it.life.state, it.runtime.killed) == (State.READY, [])
+    assert (it.lifecycle.state, it.runtime.killed) == (State.READY, [])
 
 
 def test_a_peer_that_stays_silent_is_killed_and_the_group_is_broken(monkeypatch: pytest.MonkeyPatch):
@@ -93,14 +93,14 @@ def test_a_peer_that_stays_silent_is_killed_and_the_group_is_broken(monkeypatch:
         it.pending.finish()
     assert caught.value.consequences == ("rank 1: no answer within 0.1 s, killed",)
     assert it.runtime.killed == [1]
-    assert (it.life.state, it.life.reason) == (State.BROKEN, "method 'f' failed: rank 0: ValueError: bad")
+    assert (it.lifecycle.state, it.lifecycle.reason) == (State.BROKEN, "method 'f' failed: rank 0: ValueError: bad")
 
 
 def test_a_dead_rank_breaks_the_group_even_when_all_have_answered():
     it = case((0.0, died(0)), (0.0, Answer(1)))
     with pytest.raises(WorkerLostError):
         it.pending.finish()
-    assert it.life.state is State.BROKEN
+    assert it.lifecycle.state is State.BROKEN
 
 
 def test_the_error_ends_with_the_last_words_of_the_cause_and_of_nobody_else():
@@ -135,21 +135,21 @@ def test_ctrl_c_while_peers_may_still_answer_ends_them(monkeypatch: pytest.Monke
     monkeypatch.setattr(it.runtime, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         it.pending.finish()
-    assert (it.life.state, it.runtime.killed) == (State.BROKEN, [1])
+    assert (it.lifecycle.state, it.runtime.killed) == (State.BROKEN, [1])
 
 
 def test_ranks_that_were_ended_on_purpose_are_no_failure():
     it = case((0.0, died(0)), (0.0, died(1)))
-    it.life.close("restarted")
+    it.lifecycle.close("restarted")
     with pytest.raises(GroupClosedError, match="method 'f' of group 'g' was running when that was restarted"):
         it.pending.finish()
 
 
 def test_a_process_that_died_of_an_earlier_call_names_it():
-    runtime, life, open_calls = Scripted(), Life(), OpenCalls()
+    runtime, lifecycle, in_flight = Scripted(), Lifecycle(), InFlightCalls()
 
     def call(method: str, outcome: Outcome) -> PendingCall:
-        return PendingCall(runtime, "g", method, {0: after(0.0, outcome)}, 30.0, life, open_calls=open_calls)
+        return PendingCall(runtime, "g", method, {0: after(0.0, outcome)}, 30.0, lifecycle, in_flight=in_flight)
 
     call("well", Answer(0)), call("crash", died(0))
     with pytest.raises(WorkerLostError) as caught:
@@ -159,7 +159,7 @@ def test_a_process_that_died_of_an_earlier_call_names_it():
 
 def test_a_death_that_is_read_after_the_group_was_broken_says_what_broke_it():
     it = case((0.0, died(0)))
-    it.life.break_down("method 'slow' timed out after 5 s on rank 0")
+    it.lifecycle.break_down("method 'slow' timed out after 5 s on rank 0")
     with pytest.raises(WorkerLostError) as caught:
         it.pending.finish()
     (line,) = caught.value.consequences
@@ -181,7 +181,7 @@ def test_a_call_that_takes_too_long_names_its_silent_ranks_and_where_they_are():
     assert str(caught.value) == message
     assert caught.value.silent_ranks == (1, 2)
     assert it.runtime.killed == it.runtime.asked_for_stacks == [1, 2]
-    assert (it.life.state, it.life.reason) == (State.BROKEN, "method 'f' timed out after 0.05 s on ranks 1-2")
+    assert (it.lifecycle.state, it.lifecycle.reason) == (State.BROKEN, "method 'f' timed out after 0.05 s on ranks 1-2")
 
 
 def test_stragglers_are_named_with_their_stacks_ever_more_seldom(caplog: pytest.LogCaptureFixture):
@@ -206,7 +206,7 @@ def test_a_long_call_is_compared_with_the_last_call_of_its_method(caplog: pytest
 
     def call(seconds: float) -> None:
         tickets = {rank: after(seconds, Answer(rank)) for rank in (0, 1)}
-        PendingCall(Scripted(), "g", "f", tickets, 30.0, Life(), 0.02, took_s=took_s).finish()
+        PendingCall(Scripted(), "g", "f", tickets, 30.0, Lifecycle(), 0.02, took_s=took_s).finish()
 
     with caplog.at_level(logging.WARNING, logger="podium.single_controller"):
         call(0.1)  # much longer than `slow_after_s`, but on all ranks alike
@@ -259,8 +259,8 @@ def test_one_thread_may_look_while_another_waits():
 
 
 def test_a_finished_call_holds_no_data():
-    open_calls = OpenCalls()
-    pending = PendingCall(Scripted(), "g", "f", {0: after(0.0, Answer("data"))}, 30.0, Life(), open_calls=open_calls)
-    assert len(open_calls) == 1
+    in_flight = InFlightCalls()
+    pending = PendingCall(Scripted(), "g", "f", {0: after(0.0, Answer("data"))}, 30.0, Lifecycle(), in_flight=in_flight)
+    assert len(in_flight) == 1
     assert pending.finish() == {0: "data"}
-    assert (len(open_calls), pending.tickets, pending._answers) == (0, {}, {})
+    assert (len(in_flight), pending.tickets, pending._answers) == (0, {}, {})

@@ -1,4 +1,4 @@
-"""What a crew keeps, sends later, raises and forgets, over a runtime whose outcomes arrive when the test says."""
+"""What worker processes keep, send later, raise and forget, over a runtime whose outcomes arrive when the test says."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pytest
 from podium.errors import CallTimeoutError, ConfigError, GroupClosedError, UnsupportedByRuntime, WorkerError
 from podium.single_controller import Dispatch, ResourcePool, Worker, WorkerGroup, register
 from podium.single_controller.calls.futures import Settling
-from podium.single_controller.processes import worker_processes as crew_module
+from podium.single_controller.processes import worker_processes
 from podium.single_controller.processes.in_flight import LOOKS_PER_CALL
 from podium.single_controller.processes.lifecycle import State
 from podium.single_controller.processes.pending_call import PendingCall
-from podium.single_controller.processes.worker_processes import DEFAULT_CALL_TIMEOUT_S, Crew
+from podium.single_controller.processes.worker_processes import DEFAULT_CALL_TIMEOUT_S, WorkerProcesses
 from podium.single_controller.runtime.base import Answer, GroupSpec, Outcome, RankCall, Reply
 from tests.single_controller.processes.scripted import NEVER, Scripted, after, died, raised, seen
 
@@ -33,31 +33,31 @@ class Idle(Worker):
 
 
 @pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch) -> Crew:
-    """A crew that passes for one on Ray; each of its lives has a runtime of its own."""
-    monkeypatch.setattr(crew_module, "build_runtime", lambda name: Scripted())
-    made = Crew(GroupSpec("g", Idle, (), {}, ResourcePool([2])), "ray")
+def processes(monkeypatch: pytest.MonkeyPatch) -> WorkerProcesses:
+    """Worker processes that pass for some on Ray; each restart makes another runtime."""
+    monkeypatch.setattr(worker_processes, "build_runtime", lambda name: Scripted())
+    made = WorkerProcesses(GroupSpec("g", Idle, (), {}, ResourcePool([2])), "ray")
     made.start()
     return made
 
 
-def script(crew: Crew, *outcomes: tuple[float, Outcome]) -> Scripted:
-    assert isinstance(crew.runtime, Scripted)
-    crew.runtime.script += [after(*entry) for entry in outcomes]
-    return crew.runtime
+def script(processes: WorkerProcesses, *outcomes: tuple[float, Outcome]) -> Scripted:
+    assert isinstance(processes.runtime, Scripted)
+    processes.runtime.script += [after(*entry) for entry in outcomes]
+    return processes.runtime
 
 
-def call(crew: Crew, method: str = "f") -> Settling[dict[int, object]]:
+def call(processes: WorkerProcesses, method: str = "f") -> Settling[dict[int, object]]:
     """A call that does not block, as a group makes it."""
-    crew.admit(method)
-    future: Settling[dict[int, object]] = Settling(crew.submit(method, CALLS, Reply.VALUE), lambda answers: answers)
-    crew.expect_reader(future)
+    processes.admit(method)
+    future: Settling[dict[int, object]] = Settling(processes.submit(method, CALLS, Reply.VALUE), lambda answers: answers)
+    processes.expect_reader(future)
     return future
 
 
-def defer(crew: Crew, gate: threading.Event, method: str) -> Settling[dict[int, object]]:
+def defer(processes: WorkerProcesses, gate: threading.Event, method: str) -> Settling[dict[int, object]]:
     """A call whose arguments are there when the gate opens."""
-    sent = crew.later(method, lambda: assert_opens(gate), lambda: crew.submit(method, CALLS, Reply.VALUE))
+    sent = processes.later(method, lambda: assert_opens(gate), lambda: processes.submit(method, CALLS, Reply.VALUE))
     return Settling(sent, lambda answers: answers)
 
 
@@ -68,67 +68,67 @@ def assert_opens(gate: threading.Event) -> None:
 # -- failures that nobody has read -----------------------------------------------------------------------------------------
 
 
-def test_a_failure_that_nobody_has_read_is_raised_at_the_next_call_and_once(crew: Crew):
-    script(crew, (0.0, raised(0)))
-    future = call(crew)
+def test_a_failure_that_nobody_has_read_is_raised_at_the_next_call_and_once(processes: WorkerProcesses):
+    script(processes, (0.0, raised(0)))
+    future = call(processes)
     with pytest.raises(WorkerError, match="bad") as caught:
-        crew.admit("next")
-    crew.admit("next")
+        processes.admit("next")
+    processes.admit("next")
     with pytest.raises(WorkerError) as again:
         future.get()
     assert again.value is caught.value
-    crew.close()
+    processes.close()
 
 
-def test_a_failure_that_nobody_has_read_is_raised_at_close_and_once(crew: Crew):
-    script(crew, (0.0, raised(0)))
-    call(crew)
+def test_a_failure_that_nobody_has_read_is_raised_at_close_and_once(processes: WorkerProcesses):
+    script(processes, (0.0, raised(0)))
+    call(processes)
     with pytest.raises(WorkerError, match="bad"):
-        crew.close()
-    assert crew.life.state is State.CLOSED
-    crew.close()
+        processes.close()
+    assert processes.lifecycle.state is State.CLOSED
+    processes.close()
 
 
 @pytest.mark.parametrize("read", [lambda future: future.get(), lambda future: future.get(timeout=5.0)])
-def test_a_failure_that_was_read_is_not_raised_again(crew: Crew, read: Callable[[Settling[object]], object]):
-    script(crew, (0.0, raised(0)))
+def test_a_failure_that_was_read_is_not_raised_again(processes: WorkerProcesses, read: Callable[[Settling[object]], object]):
+    script(processes, (0.0, raised(0)))
     with pytest.raises(WorkerError):
-        read(call(crew))
-    crew.admit("next")
-    crew.close()
+        read(call(processes))
+    processes.admit("next")
+    processes.close()
 
 
-def test_a_wait_that_gave_up_has_read_nothing(crew: Crew):
-    script(crew, (0.3, raised(0)))
-    future = call(crew)
+def test_a_wait_that_gave_up_has_read_nothing(processes: WorkerProcesses):
+    script(processes, (0.3, raised(0)))
+    future = call(processes)
     with pytest.raises(CallTimeoutError, match=r"'f' has not finished within 0\.01 s; it goes on"):
         future.get(timeout=0.01)
     assert not future.is_read
     time.sleep(0.4)
     with pytest.raises(WorkerError, match="bad"):
-        crew.admit("next")
+        processes.admit("next")
 
 
-def test_a_failure_is_found_behind_calls_that_go_on(crew: Crew):
+def test_a_failure_is_found_behind_calls_that_go_on(processes: WorkerProcesses):
     outcomes: list[tuple[float, Outcome]] = [(NEVER, Answer(0))] * (2 * LOOKS_PER_CALL)
-    script(crew, *outcomes, (0.0, raised(0)))
-    futures = [call(crew) for _ in range(2 * LOOKS_PER_CALL + 1)]
+    script(processes, *outcomes, (0.0, raised(0)))
+    futures = [call(processes) for _ in range(2 * LOOKS_PER_CALL + 1)]
     for _ in range(2):  # each call looks at a few of them
-        crew.admit("next")
+        processes.admit("next")
     with pytest.raises(WorkerError, match="bad"):
-        crew.admit("next")
+        processes.admit("next")
     assert not futures[0].done()
 
 
-def test_after_a_break_that_was_told_close_is_quiet(crew: Crew):
-    script(crew, (0.0, died(0)), (0.0, died(0)))
-    first, _ = call(crew), crew.submit("f", CALLS, Reply.VALUE)
+def test_after_a_break_that_was_told_close_is_quiet(processes: WorkerProcesses):
+    script(processes, (0.0, died(0)), (0.0, died(0)))
+    first, _ = call(processes), processes.submit("f", CALLS, Reply.VALUE)
     with pytest.raises(WorkerError):
         first.get()
     with pytest.raises(GroupClosedError, match=r"broken since method 'f' failed: rank 0: ProcessDied.*restart\(\)"):
-        crew.admit("next")
-    crew.close()
-    assert crew.life.state is State.CLOSED
+        processes.admit("next")
+    processes.close()
+    assert processes.lifecycle.state is State.CLOSED
 
 
 def test_an_error_in_the_with_block_is_not_masked():
@@ -155,30 +155,30 @@ class Data:
     """Something that shows when it is let go."""
 
 
-def test_finished_calls_leave_nothing_behind(crew: Crew):
-    script(crew, (NEVER, Answer(0)))
-    server = call(crew, "serve")  # lasts as long as the crew
+def test_finished_calls_leave_nothing_behind(processes: WorkerProcesses):
+    script(processes, (NEVER, Answer(0)))
+    server = call(processes, "serve")  # lasts as long as the processes
     kept = []
     for number in range(1000):
         answer, argument = Data(), Data()
         kept += [weakref.ref(answer), weakref.ref(argument)]
-        script(crew, (0.0, Answer(answer)))
-        future = call(crew)
+        script(processes, (0.0, Answer(answer)))
+        future = call(processes)
         if number % 2:  # the others are never read
             future._unsettled = (future._unsettled[0], lambda answers, argument=argument: answers)  # type: ignore[index, misc]
             assert future.get()[0] is answer
     del answer, argument, future
-    crew.admit("next")
+    processes.admit("next")
     gc.collect()
-    assert len(crew._open_calls) <= 2 + LOOKS_PER_CALL
+    assert len(processes._in_flight) <= 2 + LOOKS_PER_CALL
     assert sum(one() is not None for one in kept) <= 2 * LOOKS_PER_CALL
     assert not server.done()
 
 
-def test_a_settled_future_keeps_its_value_and_nothing_else(crew: Crew):
+def test_a_settled_future_keeps_its_value_and_nothing_else(processes: WorkerProcesses):
     argument = Data()
     gone = weakref.ref(argument)
-    future = Settling(crew.submit("f", CALLS, Reply.VALUE), lambda answers, argument=argument: "value")
+    future = Settling(processes.submit("f", CALLS, Reply.VALUE), lambda answers, argument=argument: "value")
     del argument
     assert gone() is not None
     assert future.get() == "value"
@@ -186,28 +186,28 @@ def test_a_settled_future_keeps_its_value_and_nothing_else(crew: Crew):
     assert gone() is None
 
 
-def test_blocking_calls_are_not_kept(crew: Crew):
+def test_blocking_calls_are_not_kept(processes: WorkerProcesses):
     for _ in range(10):
-        crew.submit("f", CALLS, Reply.VALUE).finish()
-    assert len(crew._open_calls) == 0
+        processes.submit("f", CALLS, Reply.VALUE).finish()
+    assert len(processes._in_flight) == 0
 
 
-def test_a_call_whose_references_were_taken_lives_as_long_as_its_future(crew: Crew):
-    script(crew, *[(NEVER, Answer(0))] * 2)
-    server, dropped = call(crew, "serve"), call(crew, "dropped")
+def test_a_call_whose_references_were_taken_lives_as_long_as_its_future(processes: WorkerProcesses):
+    script(processes, *[(NEVER, Answer(0))] * 2)
+    server, dropped = call(processes, "serve"), call(processes, "dropped")
     server.hand_over()
-    assert [one.method for one in crew.status().calls] == ["serve", "dropped"]
+    assert [one.method for one in processes.status().calls] == ["serve", "dropped"]
     call_of_dropped = weakref.ref(dropped._unsettled[0])  # type: ignore[index]
     dropped.hand_over()
     del dropped
     assert call_of_dropped() is None  # at once: it kept its result alive
-    assert [one.method for one in crew.status().calls] == ["serve"]
-    assert len(crew._open_calls) == 1
-    script(crew, (0.0, Answer(7)))
-    read_twice = call(crew)
+    assert [one.method for one in processes.status().calls] == ["serve"]
+    assert len(processes._in_flight) == 1
+    script(processes, (0.0, Answer(7)))
+    read_twice = call(processes)
     read_twice.hand_over()
     assert read_twice.get() == {0: 7, 1: 7}
-    assert len(crew._open_calls) == 1
+    assert len(processes._in_flight) == 1
 
 
 def test_a_list_of_futures_keeps_no_argument():
@@ -223,7 +223,7 @@ def test_a_list_of_futures_keeps_no_argument():
     assert futures.get() == [None]
 
 
-# -- a crew that nobody has any more ---------------------------------------------------------------------------------------
+# -- one group of worker processes that nobody has any more --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_detached", [False, True])
@@ -234,12 +234,12 @@ def test_a_crew_that_nobody_closed_ends_its_ranks_when_it_is_collected(monkeypat
         def close(self) -> None:
             closed.set()
 
-    monkeypatch.setattr(crew_module, "build_runtime", lambda name: Notes())
-    crew = Crew(GroupSpec("g", Idle, (), {}, ResourcePool([2]), detached=is_detached), "ray")
-    crew.start()
-    future = call(crew)
+    monkeypatch.setattr(worker_processes, "build_runtime", lambda name: Notes())
+    processes = WorkerProcesses(GroupSpec("g", Idle, (), {}, ResourcePool([2]), detached=is_detached), "ray")
+    processes.start()
+    future = call(processes)
     assert not closed.wait(0.05)
-    del crew
+    del processes
     gc.collect()
     assert closed.wait(0.3 if is_detached else 20.0) is not is_detached
     assert future.get() == {0: None, 1: None}
@@ -252,12 +252,12 @@ def test_a_crew_that_was_closed_is_not_closed_behind_it_again(monkeypatch: pytes
         def close(self) -> None:
             closed.append(self)
 
-    monkeypatch.setattr(crew_module, "build_runtime", lambda name: Notes())
-    crew = Crew(GroupSpec("g", Idle, (), {}, ResourcePool([2])), "ray")
-    crew.start()
-    crew.restart()
-    crew.close()
-    del crew
+    monkeypatch.setattr(worker_processes, "build_runtime", lambda name: Notes())
+    processes = WorkerProcesses(GroupSpec("g", Idle, (), {}, ResourcePool([2])), "ray")
+    processes.start()
+    processes.restart()
+    processes.close()
+    del processes
     gc.collect()
     time.sleep(0.1)
     assert len(closed) == 2  # the runtime before the restart, and the one after it
@@ -266,10 +266,10 @@ def test_a_crew_that_was_closed_is_not_closed_behind_it_again(monkeypatch: pytes
 # -- calls that wait for their arguments -----------------------------------------------------------------------------------
 
 
-def test_deferred_calls_are_sent_in_order_while_the_driver_sleeps(crew: Crew):
+def test_deferred_calls_are_sent_in_order_while_the_driver_sleeps(processes: WorkerProcesses):
     gates = [threading.Event() for _ in range(3)]
-    script(crew, *((0.0, Answer(number)) for number in range(3)))
-    futures = [defer(crew, gate, f"f{number}") for number, gate in enumerate(gates)]
+    script(processes, *((0.0, Answer(number)) for number in range(3)))
+    futures = [defer(processes, gate, f"f{number}") for number, gate in enumerate(gates)]
     for gate in reversed(gates):
         assert not futures[0].done()
         gate.set()
@@ -278,57 +278,61 @@ def test_deferred_calls_are_sent_in_order_while_the_driver_sleeps(crew: Crew):
     assert [future.get() for future in futures] == [{0: number, 1: number} for number in range(3)]
 
 
-def test_status_tells_what_waits_to_be_sent(crew: Crew):
+def test_status_tells_what_waits_to_be_sent(processes: WorkerProcesses):
     gate = threading.Event()
-    future = defer(crew, gate, "consume")
-    assert crew.status().unsent == ("consume",)
-    assert "  consume: not sent, waits for its arguments" in str(crew.status())
+    future = defer(processes, gate, "consume")
+    assert processes.status().unsent == ("consume",)
+    assert "  consume: not sent, waits for its arguments" in str(processes.status())
     gate.set()
     future.get()
-    crew.wait_for_deferred()
-    assert crew.status().unsent == ()
+    processes.wait_for_deferred()
+    assert processes.status().unsent == ()
 
 
-@pytest.mark.parametrize("end", [Crew.restart, Crew.close])
-def test_what_was_not_sent_yet_is_not_sent_to_the_ranks_that_follow(crew: Crew, end: Callable[[Crew], None]):
+@pytest.mark.parametrize("end", [WorkerProcesses.restart, WorkerProcesses.close])
+def test_what_was_not_sent_yet_is_not_sent_to_the_ranks_that_follow(
+    processes: WorkerProcesses, end: Callable[[WorkerProcesses], None]
+):
     gate = threading.Event()
-    waiting, behind = defer(crew, gate, "first"), defer(crew, gate, "second")
-    end(crew)
+    waiting, behind = defer(processes, gate, "first"), defer(processes, gate, "second")
+    end(processes)
     for future in (waiting, behind):  # at once, not when the argument is there
         with pytest.raises(GroupClosedError, match=r"'(first|second)' was never sent: its group was (restarted|closed)"):
             future.get(timeout=5.0)
-    sent = script(crew, (0.0, raised(0)))
+    sent = script(processes, (0.0, raised(0)))
     gate.set()
     time.sleep(0.05)
     assert len(sent.script) == 1
 
 
-def test_an_argument_that_failed_is_the_error_of_the_call(crew: Crew):
+def test_an_argument_that_failed_is_the_error_of_the_call(processes: WorkerProcesses):
     def fail() -> None:
         raise TimeoutError("no argument")
 
-    future = Settling(crew.later("f", fail, lambda: crew.submit("f", CALLS, Reply.VALUE)), lambda answers: answers)
+    future = Settling(processes.later("f", fail, lambda: processes.submit("f", CALLS, Reply.VALUE)), lambda answers: answers)
     with pytest.raises(TimeoutError, match="no argument"):
         future.get(timeout=5.0)
     assert future.done()
     assert future.has_failed
 
 
-def test_a_failure_that_nobody_has_read_does_not_become_that_of_a_deferred_call(crew: Crew):
-    script(crew, (0.0, raised(0)))
-    call(crew)
+def test_a_failure_that_nobody_has_read_does_not_become_that_of_a_deferred_call(processes: WorkerProcesses):
+    script(processes, (0.0, raised(0)))
+    call(processes)
 
     def send() -> PendingCall:
-        crew.admit("query")  # as the question for a mesh does, on the outbox's thread
-        return crew.submit("f", CALLS, Reply.VALUE)
+        processes.admit("query")  # as the query of a mesh does, on the thread of deferred calls
+        return processes.submit("f", CALLS, Reply.VALUE)
 
-    sent = crew.later("f", lambda: None, send)
+    sent = processes.later("f", lambda: None, send)
     assert sent.finish() == {0: None, 1: None}
     with pytest.raises(WorkerError, match="bad"):
-        crew.admit("next")
+        processes.admit("next")
 
 
-def test_without_a_thread_nothing_is_posted_and_the_next_call_tries_again(crew: Crew, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_thread_nothing_is_posted_and_the_next_call_tries_again(
+    processes: WorkerProcesses, monkeypatch: pytest.MonkeyPatch
+):
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -336,10 +340,10 @@ def test_without_a_thread_nothing_is_posted_and_the_next_call_tries_again(crew: 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            defer(crew, gate, "lost")
-    assert crew.status().unsent == ()
-    crew.wait_for_deferred()
-    future = defer(crew, gate, "sent")
+            defer(processes, gate, "lost")
+    assert processes.status().unsent == ()
+    processes.wait_for_deferred()
+    future = defer(processes, gate, "sent")
     gate.set()
     assert future.get(timeout=20.0) == {0: None, 1: None}
 
@@ -347,8 +351,8 @@ def test_without_a_thread_nothing_is_posted_and_the_next_call_tries_again(crew: 
 def test_a_driver_that_leaves_does_not_wait_for_what_was_not_sent():
     program = (
         "import threading\n"
-        "from podium.single_controller.processes.deferred import Deferred, Outbox\n"
-        "Outbox().post(Deferred('f', threading.Event().wait, lambda: None))\n"
+        "from podium.single_controller.processes.deferred import DeferredCall, DeferredCalls\n"
+        "DeferredCalls().post(DeferredCall('f', threading.Event().wait, lambda: None))\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 
@@ -356,30 +360,32 @@ def test_a_driver_that_leaves_does_not_wait_for_what_was_not_sent():
 # -- restart ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_restart_begins_a_new_life(crew: Crew):
-    script(crew, (0.0, died(1)))
-    before = crew.runtime
+def test_a_restart_begins_a_new_life(processes: WorkerProcesses):
+    script(processes, (0.0, died(1)))
+    before = processes.runtime
     with pytest.raises(WorkerError):
-        call(crew).get()
-    crew.meshes[None, "actor"] = crew.flat_mesh
-    crew.restart()
-    assert crew.runtime is not before
-    assert (crew.life.state, crew.meshes, len(crew._open_calls)) == (State.READY, {}, 0)
-    assert call(crew).get() == {0: None, 1: None}
+        call(processes).get()
+    processes.meshes[None, "actor"] = processes.flat_mesh
+    processes.restart()
+    assert processes.runtime is not before
+    assert (processes.lifecycle.state, processes.meshes, len(processes._in_flight)) == (State.READY, {}, 0)
+    assert call(processes).get() == {0: None, 1: None}
 
 
-def test_what_is_heard_of_ranks_before_a_restart_harms_none_of_those_after(crew: Crew):
-    script(crew, (0.0, died(0)))
-    old = crew.submit("f", CALLS, Reply.VALUE)
-    crew.restart()
+def test_what_is_heard_of_ranks_before_a_restart_harms_none_of_those_after(processes: WorkerProcesses):
+    script(processes, (0.0, died(0)))
+    old = processes.submit("f", CALLS, Reply.VALUE)
+    processes.restart()
     with pytest.raises(GroupClosedError, match="'f' of group 'g' was running when that was restarted"):
         old.finish()
-    assert crew.life.state is State.READY
-    assert isinstance(crew.runtime, Scripted)
-    assert crew.runtime.killed == []
+    assert processes.lifecycle.state is State.READY
+    assert isinstance(processes.runtime, Scripted)
+    assert processes.runtime.killed == []
 
 
-def test_a_restart_that_fails_leaves_a_broken_crew_that_may_try_again(crew: Crew, monkeypatch: pytest.MonkeyPatch):
+def test_a_restart_that_fails_leaves_a_broken_crew_that_may_try_again(
+    processes: WorkerProcesses, monkeypatch: pytest.MonkeyPatch
+):
     closed: list[Scripted] = []
 
     class Fails(Scripted):
@@ -390,64 +396,66 @@ def test_a_restart_that_fails_leaves_a_broken_crew_that_may_try_again(crew: Crew
             closed.append(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(crew_module, "build_runtime", lambda name: Fails())
+        patch.setattr(worker_processes, "build_runtime", lambda name: Fails())
         with pytest.raises(WorkerError, match="no memory"):
-            crew.restart()
-    assert closed == [crew.runtime]
+            processes.restart()
+    assert closed == [processes.runtime]
     with pytest.raises(GroupClosedError, match=r"broken since its restart failed: ValueError: no memory; restart\(\)"):
-        crew.admit("f")
-    crew.restart()
-    assert crew.life.state is State.READY
+        processes.admit("f")
+    processes.restart()
+    assert processes.lifecycle.state is State.READY
 
 
-def test_a_closed_crew_does_not_restart(crew: Crew):
-    crew.close()
+def test_a_closed_crew_does_not_restart(processes: WorkerProcesses):
+    processes.close()
     with pytest.raises(GroupClosedError, match="cannot restart group 'g': it was closed"):
-        crew.restart()
+        processes.restart()
 
 
-def test_only_the_driver_that_started_the_ranks_restarts_them(crew: Crew):
-    crew._is_owner = False  # as after `attached`
+def test_only_the_driver_that_started_the_ranks_restarts_them(processes: WorkerProcesses):
+    processes._is_owner = False  # as after `attached`
     with pytest.raises(UnsupportedByRuntime, match="was started by another driver"):
-        crew.restart()
-    assert call(crew).get() == {0: None, 1: None}
+        processes.restart()
+    assert call(processes).get() == {0: None, 1: None}
 
 
 # -- limits, status, log ---------------------------------------------------------------------------------------------------
 
 
-def test_every_call_has_a_limit(crew: Crew):
-    ranks_know = [context.call_timeout_s for context in crew.spec.contexts("ray")]
-    assert ranks_know == [DEFAULT_CALL_TIMEOUT_S] * crew.world_size
-    assert crew.submit("f", CALLS, Reply.VALUE).timeout_s == DEFAULT_CALL_TIMEOUT_S
-    assert crew.submit("f", CALLS, Reply.VALUE, timeout_s=3.0).timeout_s == 3.0
+def test_every_call_has_a_limit(processes: WorkerProcesses):
+    ranks_know = [context.call_timeout_s for context in processes.spec.contexts("ray")]
+    assert ranks_know == [DEFAULT_CALL_TIMEOUT_S] * processes.world_size
+    assert processes.submit("f", CALLS, Reply.VALUE).timeout_s == DEFAULT_CALL_TIMEOUT_S
+    assert processes.submit("f", CALLS, Reply.VALUE, timeout_s=3.0).timeout_s == 3.0
     with pytest.raises(ConfigError, match="more than 0 seconds, got -1"):
-        crew.submit("f", CALLS, Reply.VALUE, timeout_s=-1.0)
+        processes.submit("f", CALLS, Reply.VALUE, timeout_s=-1.0)
     with pytest.raises(ConfigError, match="slow_after_s is more than 0 seconds, got 0"):
-        Crew(crew.spec, "ray", slow_after_s=0.0)
+        WorkerProcesses(processes.spec, "ray", slow_after_s=0.0)
 
 
-def test_status_shows_calls_ranks_and_the_awaited_stacks_first(crew: Crew):
-    runtime = script(crew, (0.0, Answer(0)))
+def test_status_shows_calls_ranks_and_the_awaited_stacks_first(processes: WorkerProcesses):
+    runtime = script(processes, (0.0, Answer(0)))
     runtime.known = {0: seen(stacks="no user code is running"), 1: seen(stacks="/w.py:3 load")}
-    crew.submit("over", CALLS, Reply.VALUE)
-    stuck = PendingCall(runtime, "g", "load", {1: after(NEVER, Answer(1))}, 60.0, crew.life, open_calls=crew._open_calls)
-    status = crew.status(stacks=True)
+    processes.submit("over", CALLS, Reply.VALUE)
+    stuck = PendingCall(
+        runtime, "g", "load", {1: after(NEVER, Answer(1))}, 60.0, processes.lifecycle, in_flight=processes._in_flight
+    )
+    status = processes.status(stacks=True)
     (only,) = status.calls
     assert (only.method, only.silent_ranks) == ("load", (1,))
     assert 0 <= only.age_s <= stuck.age_s
     assert status.ranks == runtime.known
     assert str(status).startswith("group 'g': ready\n  load: 0.0 s, waits for rank 1\n  rank 0: alive, node node, pid 1\n")
     assert str(status).endswith("rank 1:\n  /w.py:3 load\nrank 0:\n  no user code is running")
-    crew.close()
-    assert str(crew.status()) == "group 'g': closed"
+    processes.close()
+    assert str(processes.status()) == "group 'g': closed"
 
 
-def test_status_of_a_broken_crew_says_why(crew: Crew):
-    runtime = script(crew)
+def test_status_of_a_broken_crew_says_why(processes: WorkerProcesses):
+    runtime = script(processes)
     runtime.known = {0: seen(is_alive=False)}
-    crew.life.break_down("rank 0 died")
-    assert str(crew.status()) == "group 'g': broken since rank 0 died\n  rank 0: dead, node node, pid 1"
+    processes.lifecycle.break_down("rank 0 died")
+    assert str(processes.status()) == "group 'g': broken since rank 0 died\n  rank 0: dead, node node, pid 1"
 
 
 def test_status_of_an_inline_group():

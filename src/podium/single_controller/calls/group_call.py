@@ -14,9 +14,9 @@ from podium.errors import DataError, DispatchError
 from podium.single_controller.calls.futures import FutureList, GroupFuture, Settling, is_future
 from podium.single_controller.calls.row_futures import DataProtoFuture
 from podium.single_controller.calls.traffic import recording
-from podium.single_controller.processes.deferred import Deferred
+from podium.single_controller.processes.deferred import DeferredCall
 from podium.single_controller.processes.pending_call import PendingCall
-from podium.single_controller.processes.worker_processes import Crew
+from podium.single_controller.processes.worker_processes import WorkerProcesses
 from podium.single_controller.routing.column_checks import check_reads, check_writes
 from podium.single_controller.routing.dispatch import TRIMMED, Copy, Ranks, SentArguments, collect, dispatch, route_of
 from podium.single_controller.routing.mesh import Mesh
@@ -36,7 +36,7 @@ class Group(Ranks, Protocol):
     def name(self) -> str: ...
 
     @property
-    def crew(self) -> Crew: ...
+    def processes(self) -> WorkerProcesses: ...
 
     def mesh(self, name: str | None, timeout_s: float | None = None) -> Mesh: ...
 
@@ -88,41 +88,41 @@ class Invocation:
 
     def blocking(self) -> Any:
         """Send, wait and return the result."""
-        self._group.crew.admit(self._method.full_name)
-        self._group.crew.wait_for_deferred()
+        self._group.processes.admit(self._method.full_name)
+        self._group.processes.wait_for_deferred()
         result = self._collect(self._send_now().finish())
         return DataProtoFuture.owning(result) if self._method.registration.by_reference else result
 
     def future(self) -> GroupFuture[Any] | FutureList[Any]:
         """Send and return what stands for the result.
 
-        Where arguments are still being computed, or calls before this one wait for theirs, the crew's outbox sends it. A
+        Where arguments are still being computed, or calls before this one wait for theirs, it is deferred. A
         list of references needs the call to be sent: for it the driver waits.
         """
-        crew = self._group.crew
-        crew.admit(self._method.full_name)
+        processes = self._group.processes
+        processes.admit(self._method.full_name)
         if self._method.returns_list:
-            crew.wait_for_deferred()
+            processes.wait_for_deferred()
             pending = self._send_now()
-            references = [crew.runtime.reference(ticket) for ticket in pending.tickets.values()]
+            references = [processes.runtime.reference(ticket) for ticket in pending.tickets.values()]
             return FutureList(references, self._watched(Settling(pending, self._collect)))
-        must_wait = crew.has_deferred or self._has_running_arguments()
+        must_wait = processes.has_deferred or self._has_running_arguments()
         sent = self._send_later() if must_wait else self._send_now()
         kind = DataProtoFuture if self._joins_rows else GroupFuture
         return kind(self._watched(Settling(sent, self._collect)))
 
     def _watched(self, settling: Settling[Any]) -> Settling[Any]:
-        self._group.crew.expect_reader(settling)
+        self._group.processes.expect_reader(settling)
         return settling
 
     def _has_running_arguments(self) -> bool:
         values = (*self._args, *self._kwargs.values()) if self._method.registration.materialize_futures else ()
         return any(is_future(value) and not value.done() for value in values)
 
-    def _send_later(self) -> Deferred:
+    def _send_later(self) -> DeferredCall:
         self._copy_arguments()
         resolve = partial(copy_context().run, self._resolve)  # what it reads here counts as read by this thread
-        return self._group.crew.later(self._method.full_name, resolve, self._send)
+        return self._group.processes.later(self._method.full_name, resolve, self._send)
 
     def _copy_arguments(self) -> None:
         """What the ranks get is what was passed, whatever the caller writes into it from here on."""
@@ -166,7 +166,7 @@ class Invocation:
                 self._traffic.sent(self._method.full_name, (*call.args, *call.kwargs.values()))
         if not isinstance(self._route.mode, TRIMMED):
             self._sent = ((), {})  # what was sent is asked for padding, when rows are collected: nothing else keeps it alive
-        return self._group.crew.submit(self._method.full_name, calls, self._reply(), quiet, self._timeout_s)
+        return self._group.processes.submit(self._method.full_name, calls, self._reply(), quiet, self._timeout_s)
 
     def _left_after_mesh(self, name: str, timeout_s: float) -> float:
         """Ask the ranks for their mesh, at its first use, within the call's own limit; what is left of that for the call.
@@ -216,7 +216,7 @@ class Invocation:
             raise self._named(error) from error
 
     def _named(self, error: Exception) -> DispatchError:
-        return DispatchError(f"{self._group.crew.name}.{self._method.full_name} ({self._route.mode.name}): {error}")
+        return DispatchError(f"{self._group.processes.name}.{self._method.full_name} ({self._route.mode.name}): {error}")
 
 
 MOST_SHAPES = 64
@@ -257,7 +257,7 @@ class GroupCall(Generic[P, R]):
             self._fitting.add(shape)
 
     def __repr__(self) -> str:
-        return f"<{self._group.crew.name}.{self._method.full_name}{self._method.signature}>"
+        return f"<{self._group.processes.name}.{self._method.full_name}{self._method.signature}>"
 
 
 def group_call(group: Group, method: Method) -> GroupCall[..., Any]:

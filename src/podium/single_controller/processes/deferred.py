@@ -1,4 +1,4 @@
-"""`Outbox`: calls that wait for the futures among their arguments, sent in the order they were made, while the driver goes on."""
+"""Deferred calls: they wait for the futures among their arguments, and are sent in the order in which they were made."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from podium.errors import GroupClosedError
 from podium.single_controller.processes.pending_call import PendingCall
 
 
-class Deferred:
-    """A call that the outbox will send; then it is that call."""
+class DeferredCall:
+    """A call that waits for its arguments; once it is sent, it is that call."""
 
     def __init__(self, method: str, resolve: Callable[[], None], send: Callable[[], PendingCall]) -> None:
         """`resolve` waits for the arguments, `send` sends the call then."""
@@ -80,12 +80,12 @@ class Deferred:
         return self._sent.done() and self._sent.exception() is None
 
 
-class Outbox:
+class DeferredCalls:
     """Its thread lives while there is something to send, and never keeps the interpreter from ending."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[Deferred] = deque()
+        self._waiting: deque[DeferredCall] = deque()
         """The first one is being sent."""
         self._sender: threading.Thread | None = None
 
@@ -105,7 +105,7 @@ class Outbox:
         with self._lock:
             return tuple(call.method for call in self._waiting)
 
-    def post(self, call: Deferred) -> Deferred:
+    def post(self, call: DeferredCall) -> DeferredCall:
         """Send it after those before it. What the system says when it has no thread to give is raised, nothing is posted."""
         with self._lock:
             self._waiting.append(call)
@@ -114,7 +114,7 @@ class Outbox:
         return call
 
     def _begin_to_send(self) -> None:
-        self._sender = threading.Thread(target=self._send_all, name="podium-outbox", daemon=True)
+        self._sender = threading.Thread(target=self._send_all, name="podium-deferred-calls", daemon=True)
         try:
             self._sender.start()
         except RuntimeError:
@@ -143,7 +143,7 @@ class Outbox:
                 if self._waiting and self._waiting[0] is call:
                     self._waiting.popleft()
 
-    def _first(self) -> Deferred | None:
+    def _first(self) -> DeferredCall | None:
         with self._lock:
             if not self._waiting:
                 self._sender = None

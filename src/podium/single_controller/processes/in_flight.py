@@ -1,8 +1,7 @@
-"""Calls that a crew has not done with: those that ranks have not answered, and those whose result nobody has read.
+"""Calls in flight: those that some rank has not answered, and those whose result the driver has not read.
 
-Both may be many, and one may last as long as the crew (a server's loop): whatever is over lets go of itself, wherever it
-stands, so that nothing of a finished call is kept. Safe to use from several threads, since each step is one operation on a
-dict.
+There may be many, and one may run as long as its group (the loop of a server). A call that is over removes itself, so its
+data can be freed. Safe to use from several threads: each step is one operation on a dict.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ LOOKS_PER_CALL = 4
 """How many unread calls a new call looks at: a look costs a round trip, and hundreds may be on their way."""
 
 
-class OpenCall(Protocol):
+class InFlightCall(Protocol):
     """A call that was sent."""
 
     @property
@@ -54,39 +53,39 @@ class Unread(Protocol):
     def get(self) -> Any: ...
 
 
-class OpenCalls:
-    """The calls of one crew, in the order they were sent."""
+class InFlightCalls:
+    """The calls of one group, in the order they were sent."""
 
     def __init__(self) -> None:
-        self._unanswered: dict[int, OpenCall] = {}
-        self._handed_over: dict[int, weakref.ref[OpenCall]] = {}
+        self._unanswered: dict[int, InFlightCall] = {}
+        self._handed_over: dict[int, weakref.ref[InFlightCall]] = {}
         """Not answered either, and known as long as somebody else keeps them: a call keeps its result alive."""
         self._unread: dict[int, Unread] = {}
 
     def __len__(self) -> int:
         return len(self._unanswered) + len(self._handed_over) + len(self._unread)
 
-    def add(self, call: OpenCall) -> None:
+    def add(self, call: InFlightCall) -> None:
         """The call was sent; `remove` it when it is over."""
         self._unanswered[id(call)] = call
 
-    def remove(self, call: OpenCall) -> None:
+    def remove(self, call: InFlightCall) -> None:
         """Harmless when repeated."""
         self._unanswered.pop(id(call), None)
         self._handed_over.pop(id(call), None)
 
-    def hand_over(self, call: OpenCall) -> None:
+    def hand_over(self, call: InFlightCall) -> None:
         """Somebody reads the answers of this call without us, and may drop it before we have seen them."""
         key = id(call)
         if key in self._unanswered:
             self._handed_over[key] = weakref.ref(call, lambda _: self._handed_over.pop(key, None))
             self._unanswered.pop(key, None)
 
-    def unanswered(self) -> list[OpenCall]:
+    def unanswered(self) -> list[InFlightCall]:
         """The calls that are not over, oldest first."""
         return [call for call in self._in_order() if not call.is_over()]
 
-    def before(self, call: OpenCall) -> list[OpenCall]:
+    def before(self, call: InFlightCall) -> list[InFlightCall]:
         """Those of the calls that are not over, as far as anybody has looked, which were sent before this one."""
         return [other for other in self._in_order() if other.began < call.began]
 
@@ -117,6 +116,6 @@ class OpenCalls:
         self._handed_over.clear()
         self._unread.clear()
 
-    def _in_order(self) -> list[OpenCall]:
+    def _in_order(self) -> list[InFlightCall]:
         handed_over = [call for kept in list(self._handed_over.values()) if (call := kept()) is not None]
         return sorted([*self._unanswered.values(), *handed_over], key=lambda call: call.began)

@@ -1,6 +1,6 @@
-"""The life of a crew's ranks: ready, draining while a failure is sorted out, broken, closed. A small state machine, no I/O.
+"""The life of a group's ranks: ready, draining while a failure is sorted out, broken, closed. A small state machine, no I/O.
 
-It goes one way but for draining, which may end well: a restart begins a new life.
+It goes one way but for draining, which may end well: a restart begins a new lifecycle.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ class State(Enum):
     DRAINING = "draining"
     """A rank has failed, its peers have a moment to answer."""
     BROKEN = "broken"
-    """A rank is gone: `restart()` makes the crew ready again."""
+    """A rank is gone: `restart()` makes the group ready again."""
     CLOSED = "closed"
     """The ranks were ended on purpose."""
 
 
-class Life:
-    """Where the ranks are in their life, and why."""
+class Lifecycle:
+    """Where the ranks are in their lifecycle, and why."""
 
     def __init__(self) -> None:
         self.state = State.READY

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podium.errors import CallTimeoutError, GroupClosedError, PodiumError, WorkerError, WorkerLostError
-from podium.single_controller.processes.in_flight import OpenCalls
-from podium.single_controller.processes.lifecycle import Life, State
+from podium.single_controller.processes.in_flight import InFlightCalls
+from podium.single_controller.processes.lifecycle import Lifecycle, State
 from podium.single_controller.processes.stragglers import SLOW_AFTER_S, fold_stacks, straggler_line
 from podium.single_controller.rank.naming import rank_list, ranks_named
 from podium.single_controller.runtime.base import Answer, Runtime, Ticket
@@ -48,16 +48,16 @@ class Failure:
 
 @dataclass(eq=False)
 class PendingCall:
-    """One method call on some ranks. It tells `life` when the ranks cannot be used any more. Threads may share it."""
+    """One method call on some ranks. It reports to `lifecycle` when the ranks cannot be used any more. Threads may share it."""
 
     runtime: Runtime
     group: str
     method: str
     tickets: Mapping[int, Ticket]
     timeout_s: float
-    life: Life
+    lifecycle: Lifecycle
     slow_after_s: float = SLOW_AFTER_S
-    open_calls: OpenCalls = field(default_factory=OpenCalls)
+    in_flight: InFlightCalls = field(default_factory=InFlightCalls)
     """The calls of the same ranks, which this one is among as long as it is not over."""
     took_s: dict[str, float] = field(default_factory=dict)
     """By method, how long its last call on these ranks took until the last rank answered."""
@@ -72,7 +72,7 @@ class PendingCall:
     def __post_init__(self) -> None:
         self._silent = dict(self.tickets)
         self.began = time.monotonic()
-        self.open_calls.add(self)
+        self.in_flight.add(self)
 
     @property
     def silent_ranks(self) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ class PendingCall:
 
     def let_go(self) -> None:
         """Its answers are read without us: it is watched as long as its future lives, and its results are not kept."""
-        self.open_calls.hand_over(self)
+        self.in_flight.hand_over(self)
 
     def _take(self, timeout_s: float, arrived: float | None = None) -> None:
         """Note the outcomes that are there; `arrived` is when failures among them came in, None for now."""
@@ -149,7 +149,7 @@ class PendingCall:
                 self._failures[rank] = Failure(outcome, now if arrived is None else arrived)
             del self._silent[rank]  # last: an outcome that Ctrl-C interrupts is taken again
         if not self._silent:
-            self.open_calls.remove(self)
+            self.in_flight.remove(self)
             if not self._failures:
                 self.took_s[self.method] = now - self.began
 
@@ -168,17 +168,17 @@ class PendingCall:
         return line is not None
 
     def _verdict(self) -> PodiumError:
-        broken_before = self.life.reason if self.life.state is State.BROKEN else None
-        self.life.drain()
+        broken_before = self.lifecycle.reason if self.lifecycle.state is State.BROKEN else None
+        self.lifecycle.drain()
         try:
             self._let_peers_answer()
         finally:  # Ctrl-C ends the wait, and the peers all the same
             silent, failed = self.silent_ranks, self._first_to_fail()
             cause = self._failures[failed].error
             self._end_peers(silent, failed, cause)
-        if self.life.state is State.CLOSED and isinstance(cause, WorkerLostError):
+        if self.lifecycle.state is State.CLOSED and isinstance(cause, WorkerLostError):
             return GroupClosedError(
-                f"method {self.method!r} of group {self.group!r} was running when that was {self.life.reason}"
+                f"method {self.method!r} of group {self.group!r} was running when that was {self.lifecycle.reason}"
             )
         lines = [] if broken_before is None else [f"the group was broken before this was read: {broken_before}"]
         lines += self._lost_before(failed, cause)
@@ -200,16 +200,16 @@ class PendingCall:
 
     def _end_peers(self, silent: tuple[int, ...], failed: int, cause: WorkerError) -> None:
         if silent or any(isinstance(failure.error, WorkerLostError) for failure in self._failures.values()):
-            self.life.break_down(f"method {self.method!r} failed: {_one_line(failed, cause)}")
-        self.life.recover()
+            self.lifecycle.break_down(f"method {self.method!r} failed: {_one_line(failed, cause)}")
+        self.lifecycle.recover()
         self.runtime.kill(silent)
-        self.open_calls.remove(self)
+        self.in_flight.remove(self)
 
     def _lost_before(self, rank: int, cause: WorkerError) -> list[str]:
         """Where a rank that died did so perhaps: in calls that it was sent before this one and did not answer either."""
         if not isinstance(cause, WorkerLostError):
             return []
-        before = [call.method for call in self.open_calls.before(self) if call.has_lost(rank)]
+        before = [call.method for call in self.in_flight.before(self) if call.has_lost(rank)]
         return [f"rank {rank} had not answered {method!r} either, which was sent before" for method in before]
 
     def _last_words(self, rank: int) -> str:
@@ -223,9 +223,9 @@ class PendingCall:
         silent = self.silent_ranks
         whom = ranks_named(silent)
         stacks = self._stacks_of_silent()
-        self.life.break_down(f"method {self.method!r} timed out after {self.timeout_s:g} s on {whom}")
+        self.lifecycle.break_down(f"method {self.method!r} timed out after {self.timeout_s:g} s on {whom}")
         self.runtime.kill(silent)
-        self.open_calls.remove(self)
+        self.in_flight.remove(self)
         others = f", {rank_list(self._answered_s)} had answered" if self._answered_s else ""
         return CallTimeoutError(
             f"method {self.method!r} of group {self.group!r}: no answer from {whom} within {self.timeout_s:g} s{others}; "

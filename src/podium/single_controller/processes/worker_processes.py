@@ -1,4 +1,4 @@
-"""`Crew`: the rank processes behind a group, or behind several that share them. They start, break, restart and close together."""
+"""`WorkerProcesses`: the processes behind a group, or behind several groups of roles. They start, break and close together."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from podium.errors import ConfigError, UnsupportedByRuntime, check_kind
-from podium.single_controller.processes.deferred import Deferred, Outbox
-from podium.single_controller.processes.in_flight import OpenCalls, Unread
-from podium.single_controller.processes.lifecycle import Life, State
+from podium.single_controller.processes.deferred import DeferredCall, DeferredCalls
+from podium.single_controller.processes.in_flight import InFlightCalls, Unread
+from podium.single_controller.processes.lifecycle import Lifecycle, State
 from podium.single_controller.processes.pending_call import PendingCall
 from podium.single_controller.processes.status import CallStatus, GroupStatus
 from podium.single_controller.processes.stragglers import SLOW_AFTER_S
@@ -35,7 +35,7 @@ DEFAULT_CALL_TIMEOUT_S = 3600.0
 
 
 class Keeper:
-    """Keeps the ranks alive. The crew has it, and so has every handle of a rank that the crew gave out."""
+    """Keeps the ranks alive while the group, or any handle of a rank that it gave out, refers to this object."""
 
 
 class Address(NamedTuple):
@@ -46,10 +46,10 @@ class Address(NamedTuple):
     ranks: Any
     """What only the runtime understands."""
     options: dict[str, Any]
-    """Those of the crew's constructor."""
+    """Those of the group's constructor."""
 
 
-class Crew:
+class WorkerProcesses:
     """Sends calls to ranks that one `GroupSpec` describes, and watches over them."""
 
     _handles: list[Any] | None
@@ -91,7 +91,7 @@ class Crew:
         worker_handles: Sequence[Any] | None,
         options: Mapping[str, Any],
     ) -> Self:
-        """The crew that another driver started as a detached one; `options` are those of the constructor, and start_timeout_s."""
+        """Those that another driver started as detached ones. `options` are the constructor's, and start_timeout_s."""
         require(runtime, "detached", "groups that outlive their driver")
         reached = build_runtime(runtime)
         ours = {"start_timeout_s": START_TIMEOUT_S, **options}
@@ -101,35 +101,35 @@ class Crew:
 
     def lent(self) -> Self:
         """The same ranks for a receiver in this process, who does not own them: its `close()` only lets go of them."""
-        crew = copy.copy(self)  # with the keeper
-        crew._is_owner, crew._when_dropped = False, None
-        crew.life, crew._open_calls, crew._outbox = Life(), OpenCalls(), Outbox()
-        if self.life.state in (State.BROKEN, State.CLOSED):
-            crew.life.state, crew.life.reason = self.life.state, self.life.reason
-        return crew
+        processes = copy.copy(self)  # with the keeper
+        processes._is_owner, processes._when_dropped = False, None
+        processes.lifecycle, processes._in_flight, processes._deferred = Lifecycle(), InFlightCalls(), DeferredCalls()
+        if self.lifecycle.state in (State.BROKEN, State.CLOSED):
+            processes.lifecycle.state, processes.lifecycle.reason = self.lifecycle.state, self.lifecycle.reason
+        return processes
 
     def address(self) -> Address:
         """What `reached` needs in another process. UnsupportedByRuntime where no other process can reach the ranks."""
-        self.life.check_open(f"pass group {self.name!r} on")
+        self.lifecycle.check_open(f"pass group {self.name!r} on")
         require(self.runtime_name, "own_processes", f"group that another process can call (group {self.name!r})")
         options = {"slow_after_s": self._slow_after_s, "auto_padding": self.auto_padding, "call_timeout_s": self._call_timeout_s}
         return Address(self.runtime_name, self.spec.worker_class, self.runtime.address(), options)
 
     @classmethod
     def reached(cls, address: Address) -> Self:
-        """The crew of ranks that another process has passed on: it does not own them."""
+        """Those that another process owns and has passed on."""
         runtime = build_runtime(address.runtime)
         return cls._on(runtime, runtime.reach(address.worker_class, address.ranks), address.runtime, address.options)
 
     @classmethod
     def _on(cls, reached: Runtime, spec: GroupSpec, runtime: str, options: Mapping[str, Any]) -> Self:
-        crew = cls(spec, runtime, **options)
-        crew.runtime = reached
-        crew._is_owner = False
-        return crew
+        processes = cls(spec, runtime, **options)
+        processes.runtime = reached
+        processes._is_owner = False
+        return processes
 
     def workers(self) -> list[Any]:
-        """The ranks' handles, by rank. Of ranks that end with their crew, each handle keeps all of them alive."""
+        """The ranks' handles, by rank. Each handle keeps all ranks alive, unless they are detached."""
         if self._keeper is None:
             return list(self.runtime.workers())
         if self._handles is None:
@@ -144,13 +144,13 @@ class Crew:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def admit(self, method: str) -> None:
-        """A caller wants to make a call: GroupClosedError unless the crew is ready.
+        """A caller wants to make a call: GroupClosedError unless the group is ready.
 
-        A call that failed and that nobody has read is raised here, but to the driver, never to what the outbox sends.
+        Raises a failed call that the driver has not read, but never in the thread that sends deferred calls.
         """
-        self.life.check_ready(self.name, method)
-        if self._open_calls.has_unread and not self._outbox.is_sender:
-            failed = self._open_calls.unread_failure()
+        self.lifecycle.check_ready(self.name, method)
+        if self._in_flight.has_unread and not self._deferred.is_sender:
+            failed = self._in_flight.unread_failure()
             if failed is not None:
                 failed.get()
 
@@ -162,52 +162,52 @@ class Crew:
         quiet: Collection[int] = (),
         timeout_s: float | None = None,
     ) -> PendingCall:
-        """Send a call to each of the ranks; `timeout_s` None is the crew's own limit. GroupClosedError unless it is ready."""
+        """Send a call to each of the ranks; `timeout_s` None is the group's own limit. GroupClosedError unless it is ready."""
         limit_s = self._call_timeout_s if timeout_s is None else self._checked(timeout_s)
-        self.life.check_ready(self.name, method)
+        self.lifecycle.check_ready(self.name, method)
         return self._pending(method, self.runtime.submit(calls, reply, quiet), limit_s)
 
-    def later(self, method: str, resolve: Callable[[], None], send: Callable[[], PendingCall]) -> Deferred:
+    def later(self, method: str, resolve: Callable[[], None], send: Callable[[], PendingCall]) -> DeferredCall:
         """Send a call behind the driver's back once `resolve` has its arguments, after those that were deferred before it."""
-        return self._outbox.post(Deferred(method, resolve, send))
+        return self._deferred.post(DeferredCall(method, resolve, send))
 
     @property
     def has_deferred(self) -> bool:
         """Whether deferred calls wait to be sent, and this thread is not the one that sends them."""
-        return self._outbox.is_busy
+        return self._deferred.is_busy
 
     def wait_for_deferred(self) -> None:
         """Calls run in the order they were made: let those before this one be sent first."""
-        self._outbox.drain()
+        self._deferred.drain()
 
     def expect_reader(self, future: Unread) -> None:
         """Remember the future of a call that does not block: its failure shall not be lost."""
-        self._open_calls.expect_reader(future)
+        self._in_flight.expect_reader(future)
 
     def status(self, *, stacks: bool = False) -> GroupStatus:
         """The calls that are not over, and what is known of every rank; `stacks` asks all of them where they are."""
-        calls = tuple(CallStatus(call.method, call.age_s, call.silent_ranks) for call in self._open_calls.unanswered())
-        ranks = {} if self.life.state is State.CLOSED else self.runtime.testimony(range(self.world_size), stacks=stacks)
-        return GroupStatus(self.name, self.life.state, self.life.reason, calls, self._outbox.methods, ranks)
+        calls = tuple(CallStatus(call.method, call.age_s, call.silent_ranks) for call in self._in_flight.unanswered())
+        ranks = {} if self.lifecycle.state is State.CLOSED else self.runtime.testimony(range(self.world_size), stacks=stacks)
+        return GroupStatus(self.name, self.lifecycle.state, self.lifecycle.reason, calls, self._deferred.methods, ranks)
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- lifecycle --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Build every rank's worker; returns when all are built, raises what a constructor raised (WorkerError)."""
         try:
             self._build()
         except BaseException:
-            self.life.close()
+            self.lifecycle.close()
             raise
 
     def restart(self) -> None:
         """End every rank and build it anew, with the arguments of the first time.
 
-        Calls that are under way end with GroupClosedError. When a rank cannot be built, none is left, the crew is broken and
-        may be restarted again.
+        Calls that are under way end with GroupClosedError. When a rank cannot be built, all are ended: the group is
+        broken, and may be restarted again.
         """
         require(self.runtime_name, "restart", "restart of ranks")
-        self.life.check_open(f"restart group {self.name!r}")
+        self.lifecycle.check_open(f"restart group {self.name!r}")
         if not self._is_owner:
             raise UnsupportedByRuntime(
                 f"group {self.name!r} was started by another driver, which alone knows how its workers are made: restart it there"
@@ -218,13 +218,13 @@ class Crew:
         try:
             self._build()
         except BaseException as error:
-            self.life.break_down(f"its restart failed: {error}".partition("\n")[0])
+            self.lifecycle.break_down(f"its restart failed: {error}".partition("\n")[0])
             raise
 
     def close(self) -> None:
         """End the ranks, if they are ours; harmless when repeated. A failure that nobody knows of is raised, after that."""
         try:  # first: once the ranks are ended, nobody can tell what failed
-            failed = self._open_calls.unread_failure(look_at_all=True) if self._is_sound else None
+            failed = self._in_flight.unread_failure(look_at_all=True) if self._is_sound else None
             if failed is not None:
                 failed.get()
         finally:
@@ -242,14 +242,14 @@ class Crew:
     @property
     def _is_sound(self) -> bool:
         """Not broken, the reason for which has been told: failures that nobody has read follow from it."""
-        return self.life.state in (State.READY, State.DRAINING)
+        return self.lifecycle.state in (State.READY, State.DRAINING)
 
     def _begin(self) -> None:
-        """A life of its own for the ranks that come: what is still heard of those before is no news of these."""
-        self.life = Life()
+        """Start a new lifecycle; late events from the old ranks go to the old one."""
+        self.lifecycle = Lifecycle()
         self.runtime: Runtime = build_runtime(self.runtime_name)
-        self._open_calls = OpenCalls()
-        self._outbox = Outbox()
+        self._in_flight = InFlightCalls()
+        self._deferred = DeferredCalls()
         self._handles = None
         self._keeper: Keeper | None = None
         self._when_dropped: weakref.finalize[..., Any] | None = None
@@ -266,9 +266,9 @@ class Crew:
             raise
 
     def _end(self, reason: str) -> None:
-        self.life.close(reason)
-        self._outbox.drop_all(self.life.reason)
-        self._open_calls.clear()
+        self.lifecycle.close(reason)
+        self._deferred.drop_all(self.lifecycle.reason)
+        self._in_flight.clear()
         self._handles = None
         if self._when_dropped is not None:
             self._when_dropped.detach()
@@ -282,9 +282,9 @@ class Crew:
             method,
             tickets,
             timeout_s,
-            self.life,
+            self.lifecycle,
             self._slow_after_s,
-            self._open_calls,
+            self._in_flight,
             self._took_s,
         )
 
@@ -297,6 +297,6 @@ class Crew:
 
 
 def _close_behind(runtime: Runtime) -> None:
-    """End the ranks of a crew that was not closed, once no crew and no handle of them is left."""
+    """End the ranks of a group that was dropped without `close`, once no handle of a rank is left either."""
     # The garbage collector may run anywhere, also where somebody holds a lock that closing needs.
     threading.Thread(target=runtime.close, name="podium-close", daemon=True).start()

@@ -175,7 +175,7 @@ Ticket: TypeAlias = Any  # what a runtime gives for a call that it took; only th
 
 
 class Runtime(ABC):
-    """The ranks of one crew. Calls of a rank run in the order of `submit`, on the thread of its constructor."""
+    """The ranks of one group. Calls of a rank run in the order of `submit`, on the thread of its constructor."""
 
     @abstractmethod
     def start(self, spec: GroupSpec) -> dict[int, Ticket]:
@@ -254,7 +254,7 @@ RUNTIMES: dict[str, str] = {
 
 
 def build_runtime(name: str) -> Runtime:
-    """A runtime for one crew. MissingExtraError when its package is not installed.
+    """A runtime for one group. MissingExtraError when its package is not installed.
 
     ConfigError for an unknown name, and for one of which nobody has said what it can do (`CAPABILITIES`).
     """

@@ -105,7 +105,7 @@ class RayTicket(NamedTuple):
 
 
 class RayRuntime(Runtime):
-    """One actor per rank of the crew."""
+    """One actor per rank of the group."""
 
     def __init__(self) -> None:
         self._actors: dict[int, Any] = {}
