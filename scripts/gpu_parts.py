@@ -14,7 +14,7 @@ import transformers as tf
 from torch import Tensor
 
 from podium.algorithms import Loss
-from podium.config import EngineConfig, OptimConfig
+from podium.config import FSDP2Config, OptimConfig
 from podium.engines import BaseEngine, pick_device
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.protocol import DataProto, jagged_from_rows
@@ -127,7 +127,7 @@ def engine_of(
     """A training engine over a copy of the model, on that device. Its epsilon keeps rounding from being blown up."""
     return FSDP2Engine(
         copy.deepcopy(model),
-        EngineConfig(max_tokens_per_micro_batch=max_tokens, layout=layout, compute_dtype=compute_dtype),
+        FSDP2Config(max_tokens_per_micro_batch=max_tokens, layout=layout, compute_dtype=compute_dtype),
         OptimConfig(lr=lr, eps=1e-4),
         total_steps=100,
         seed=0,

@@ -18,9 +18,10 @@ SURFACE = {
         Checkpoint CheckpointStore FileEntry Manifest Saver WrittenFiles file_entry load_state save_state sync write_manifest
     """,
     "podium.config": """
-        ActorConfig AlgorithmConfig EngineConfig ModelConfig OptimConfig ProfilerConfig RefConfig RewardConfig RolloutConfig
-        RunConfig SamplingConfig Settings TaskConfig TrainerConfig WarmupConfig check explain optimizer_steps_per_step read_yaml
-        resolve rows_per_step settings_called to_yaml total_optimizer_steps write_value
+        ActorConfig AlgorithmConfig EngineConfig FSDP2Config HFRolloutConfig ModelConfig OptimConfig PartOf PartSettings
+        ProfilerConfig RefConfig RewardConfig RolloutConfig RunConfig SamplingConfig Settings TaskConfig TrainerConfig
+        WarmupConfig check explain optimizer_steps_per_step part_sections read_yaml resolve rows_per_step settings_called
+        sources_of to_yaml total_optimizer_steps write_value
     """,
     "podium.datasets": """
         StepSampler prompt_batch prompt_tokens special_token_remarks supervised_batch
@@ -37,6 +38,9 @@ SURFACE = {
         CPU_S DRIVER_MB LAYOUT_FRAC LOG_PROB_GAP Last METRICS_FILE Max Mean Metric Metrics Min Progress RESPONSE_LENGTH REWARD
         Recorder SAMPLES_FILE STEP_S Sample SpanListener Spans Sum THROUGHPUT TIMING_PREFIX TOKENS_PER_S Tracker VALIDATION_SCORE
         WARMUP_LOSS draw_curve read_rows
+    """,
+    "podium.parts": """
+        ENGINES PartTable ROLLOUTS Row SourceFile Sources split_name
     """,
     "podium.protocol": """
         AUTO_PADDING_KEY Batch DataProto DataProtoItem Field Mergeable MetaPolicy PADDING_ROWS_KEY all_gather_data_proto

@@ -295,4 +295,4 @@ def test_a_task_of_files_reads_back_equal_and_explains_itself_without_reading_th
     assert config.task.train_files == ("a.jsonl",)
     assert resolve(yaml.safe_load(to_yaml(config))) == config
     check_arithmetic(config)
-    assert explain(config)[-1].endswith(" prompts")
+    assert explain(config)[-2].endswith(" prompts")

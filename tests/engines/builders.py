@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from podium.algorithms import LossSum, PolicyLoss, SFTLoss, TokenOutputs
-from podium.config import EngineConfig, OptimConfig
+from podium.config import FSDP2Config, OptimConfig
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.protocol import DataProto
 from podium.protocol.jagged import interleave, jagged_from_rows, offsets_of, parts
@@ -64,7 +64,7 @@ def engine_of(
     """An engine with a learning rate that moves things, and an epsilon that does not blow rounding up."""
     return FSDP2Engine(
         model_of(model) if isinstance(model, str) else model,
-        EngineConfig(max_tokens_per_micro_batch=budget, layout=layout, compute_dtype=compute_dtype),
+        FSDP2Config(max_tokens_per_micro_batch=budget, layout=layout, compute_dtype=compute_dtype),
         OptimConfig(**{"lr": 0.01, "eps": 1e-4, **optim}),
         total_steps=total_steps,
         seed=seed,

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from podium.algorithms import PolicyLoss, SFTLoss
-from podium.config import EngineConfig, ModelConfig, OptimConfig
+from podium.config import FSDP2Config, ModelConfig, OptimConfig
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.errors import WorkerError
 from podium.models import load_model
@@ -31,7 +31,7 @@ OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, clip_grad=0.5, warmup_steps=2)
 
 
 def spec(**engine) -> TrainingSpec:
-    return TrainingSpec(MODEL, EngineConfig(**engine), OPTIM, total_steps=10, seed=0)
+    return TrainingSpec(MODEL, FSDP2Config(**engine), OPTIM, total_steps=10, seed=0)
 
 
 def group(num_workers: int, **engine):
@@ -77,7 +77,7 @@ def test_a_process_group_of_one_is_sharded_and_equals_the_engine_alone(compute_d
 
 
 def engine_in(is_grouped: bool, compute_dtype) -> FSDP2Engine:
-    model, settings = load_model(MODEL, seed=0), EngineConfig(compute_dtype=compute_dtype)
+    model, settings = load_model(MODEL, seed=0), FSDP2Config(compute_dtype=compute_dtype)
     with nullcontext() if is_grouped else no_group():
         return FSDP2Engine(model, settings, OPTIM, total_steps=10, seed=0)
 

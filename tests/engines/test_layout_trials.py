@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as tf
 
-from podium.config import EngineConfig
+from podium.config import FSDP2Config
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.engines.layout_trials import LayoutTrials, Reach, distances
 from podium.engines.micro_batch import MicroBatch, Prompts, longest_sequence
@@ -105,7 +105,7 @@ def long_batch(longest: int = 40) -> DataProto:
 
 
 def largest_gap(model: tf.PreTrainedModel, batch: DataProto, layout: Any, budget: int = 300) -> float:
-    engine = FSDP2Engine(model, EngineConfig(layout=layout, max_tokens_per_micro_batch=budget), None, total_steps=0, seed=0)
+    engine = FSDP2Engine(model, FSDP2Config(layout=layout, max_tokens_per_micro_batch=budget), None, total_steps=0, seed=0)
     with torch.no_grad():
         expected = torch.cat(plain_log_probs(model, batch))
     return float((parts(engine.infer_batch(batch).batch["log_probs"])[0] - expected).abs().max())

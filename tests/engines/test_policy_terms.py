@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from podium.algorithms import Aggregation, KLTerm, PolicyLoss, TokenOutputs
 from podium.algorithms.aggregation import AggregationMode
-from podium.config import EngineConfig
+from podium.config import FSDP2Config
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.errors import EngineError
 from podium.protocol import DataProto
@@ -170,7 +170,7 @@ def test_an_entropy_bonus_raises_the_entropy_and_a_kl_term_leads_back() -> None:
 
 
 def test_a_forward_only_engine_infers_and_neither_trains_nor_saves() -> None:
-    engine = FSDP2Engine(model_of("llama"), EngineConfig(max_tokens_per_micro_batch=64), None, total_steps=0, seed=0)
+    engine = FSDP2Engine(model_of("llama"), FSDP2Config(max_tokens_per_micro_batch=64), None, total_steps=0, seed=0)
     expected = engine_of("llama").infer_batch(batch_of()).batch["log_probs"]
     assert torch.equal(parts(engine.infer_batch(batch_of(LENGTHS)).batch["log_probs"])[0], parts(expected)[0])
     assert not any(parameter.requires_grad for parameter in engine.model.parameters())

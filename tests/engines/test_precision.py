@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from podium.algorithms import PolicyLoss
 from podium.checkpoint import load_state, save_state
-from podium.config import EngineConfig, ModelConfig
+from podium.config import FSDP2Config, ModelConfig
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.errors import DataError, EngineError
 from podium.models import load_model
@@ -182,7 +182,7 @@ def test_a_state_of_float32_goes_on_in_bfloat16_with_the_same_masters() -> None:
 
 
 def test_a_reference_is_rounded_once_and_agrees_with_the_actor() -> None:
-    reference = FSDP2Engine(model_of("llama", torch.float32), EngineConfig(compute_dtype="bfloat16"), None, total_steps=0, seed=0)
+    reference = FSDP2Engine(model_of("llama", torch.float32), FSDP2Config(compute_dtype="bfloat16"), None, total_steps=0, seed=0)
     assert {parameter.dtype for parameter in reference.model.parameters()} == {torch.bfloat16}
     found, expected = (parts(engine.infer_batch(batch_of()).batch["log_probs"])[0] for engine in (reference, mixed("llama")))
     assert torch.equal(found, expected)

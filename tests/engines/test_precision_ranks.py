@@ -10,7 +10,7 @@ from torch import Tensor
 
 from podium.algorithms import SFTLoss
 from podium.checkpoint import load_state
-from podium.config import EngineConfig, ModelConfig, OptimConfig
+from podium.config import FSDP2Config, ModelConfig, OptimConfig
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.protocol import DataProto
 from podium.protocol.jagged import interleave, jagged, offsets_of, parts
@@ -41,7 +41,7 @@ class Watched(TrainingWorker):
 
 
 def group(num_workers: int, **engine) -> WorkerGroup[Watched]:
-    spec = TrainingSpec(MODEL, EngineConfig(**engine), OPTIM, total_steps=10, seed=0)
+    spec = TrainingSpec(MODEL, FSDP2Config(**engine), OPTIM, total_steps=10, seed=0)
     runtime = "inline" if num_workers == 1 else "ray"
     return WorkerGroup(ResourcePool([num_workers]), Init(Watched, spec), runtime=runtime, threads_per_rank=1)
 

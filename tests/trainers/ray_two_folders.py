@@ -19,7 +19,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 from podium.checkpoint import CheckpointStore, WrittenFiles, manifest
-from podium.config import EngineConfig, ModelConfig, OptimConfig, RunConfig, to_yaml
+from podium.config import FSDP2Config, ModelConfig, OptimConfig, RunConfig, to_yaml
 from podium.cores import num_cores
 from podium.errors import CheckpointError, ResourceError, WorkerError
 from podium.models import load_model, load_tokenizer, save_model
@@ -114,7 +114,7 @@ def _state_of_driver(folder: str) -> WrittenFiles:
 
 def check_workers(private: Path) -> None:
     """The worker of a run makes no folder on its own disk."""
-    spec = TrainingSpec(SMALL, EngineConfig(), OptimConfig(lr=1e-3), total_steps=1, seed=0)
+    spec = TrainingSpec(SMALL, FSDP2Config(), OptimConfig(lr=1e-3), total_steps=1, seed=0)
     store = CheckpointStore(private / "checkpoints", keep=1)
     pool = ResourcePool([1], use_gpu=False)
     with WorkerGroup(pool, Init(TrainingWorker, spec), runtime="ray", threads_per_rank=1, start_timeout_s=900) as group:

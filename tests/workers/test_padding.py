@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from podium.config import ActorConfig, ModelConfig, RolloutConfig, SamplingConfig
+from podium.config import ActorConfig, HFRolloutConfig, ModelConfig, SamplingConfig
 from podium.datasets import prompt_batch
 from podium.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto, without_padding
 from podium.protocol.jagged import parts
@@ -26,7 +26,7 @@ def policy_of(num_workers: int = 1, **settings: Any) -> Iterator[Any]:
     spec = PolicySpec(
         model=FLOAT64,
         actor=ActorConfig(optim=OPTIM, mini_batch_prompts=1, calculate_entropy=True),
-        rollout=RolloutConfig(sampling=SamplingConfig(max_new_tokens=4, n=2)),
+        rollout=HFRolloutConfig(sampling=SamplingConfig(max_new_tokens=4, n=2)),
         total_optimizer_steps=10,
         seed=0,
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from podium.config import ActorConfig, ModelConfig, RolloutConfig, SamplingConfig
+from podium.config import ActorConfig, HFRolloutConfig, ModelConfig, SamplingConfig
 from podium.errors import ConfigError, WorkerError
 from podium.models import load_model
 from podium.protocol import DataProto
@@ -25,7 +25,7 @@ def spec_of(ref_model: ModelConfig | None = None, **actor: Any) -> PolicySpec:
     return PolicySpec(
         model=MODEL,
         actor=ActorConfig(optim=OPTIM, mini_batch_prompts=1, **actor),
-        rollout=RolloutConfig(sampling=SamplingConfig(max_new_tokens=4, n=2)),
+        rollout=HFRolloutConfig(sampling=SamplingConfig(max_new_tokens=4, n=2)),
         total_optimizer_steps=10,
         seed=0,
         ref_model=ref_model,

@@ -8,10 +8,10 @@ import torch
 from podium.algorithms import SFTLoss
 from podium.config import (
     ActorConfig,
-    EngineConfig,
+    FSDP2Config,
+    HFRolloutConfig,
     ModelConfig,
     OptimConfig,
-    RolloutConfig,
     SamplingConfig,
 )
 from podium.datasets import prompt_batch, supervised_batch
@@ -32,7 +32,7 @@ def policy():
     spec = PolicySpec(
         model=MODEL,
         actor=ActorConfig(optim=OPTIM, mini_batch_prompts=1),
-        rollout=RolloutConfig(sampling=SamplingConfig(max_new_tokens=4, n=2)),
+        rollout=HFRolloutConfig(sampling=SamplingConfig(max_new_tokens=4, n=2)),
         total_optimizer_steps=10,
         seed=0,
     )
@@ -42,7 +42,7 @@ def policy():
 
 @pytest.fixture
 def trainer():
-    spec = TrainingSpec(MODEL, EngineConfig(), OPTIM, total_steps=10, seed=0)
+    spec = TrainingSpec(MODEL, FSDP2Config(), OPTIM, total_steps=10, seed=0)
     with WorkerGroup(ResourcePool([1]), Init(TrainingWorker, spec), runtime="inline", threads_per_rank=1) as group:
         yield group.call
 

@@ -1,12 +1,16 @@
 """Every setting of a run: the schema, reading it, and its arithmetic."""
 
 from podium.config.arithmetic import check, explain, optimizer_steps_per_step, rows_per_step, total_optimizer_steps
+from podium.config.base import Settings
 from podium.config.load import read_yaml, resolve, settings_called, to_yaml
+from podium.config.parts import PartOf, PartSettings, part_sections, sources_of
 from podium.config.reading import write_value
 from podium.config.schema import (
     ActorConfig,
     AlgorithmConfig,
     EngineConfig,
+    FSDP2Config,
+    HFRolloutConfig,
     ModelConfig,
     OptimConfig,
     ProfilerConfig,
@@ -15,7 +19,6 @@ from podium.config.schema import (
     RolloutConfig,
     RunConfig,
     SamplingConfig,
-    Settings,
     TaskConfig,
     TrainerConfig,
     WarmupConfig,
@@ -25,8 +28,12 @@ __all__ = [
     "ActorConfig",
     "AlgorithmConfig",
     "EngineConfig",
+    "FSDP2Config",
+    "HFRolloutConfig",
     "ModelConfig",
     "OptimConfig",
+    "PartOf",
+    "PartSettings",
     "ProfilerConfig",
     "RefConfig",
     "RewardConfig",
@@ -40,10 +47,12 @@ __all__ = [
     "check",
     "explain",
     "optimizer_steps_per_step",
+    "part_sections",
     "read_yaml",
     "resolve",
     "rows_per_step",
     "settings_called",
+    "sources_of",
     "to_yaml",
     "total_optimizer_steps",
     "write_value",

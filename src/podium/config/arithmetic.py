@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from podium.config.base import Settings
+from podium.config.parts import PartSettings, part_sections
 from podium.config.reading import write_value
-from podium.config.schema import ProfilerConfig, RunConfig, Settings
+from podium.config.schema import ProfilerConfig, RunConfig
 from podium.errors import ConfigError
+from podium.parts import PartTable
 
 
 def rows_per_step(config: RunConfig) -> int:
@@ -46,10 +49,20 @@ def explain(config: RunConfig) -> list[str]:
     if dtype := actor.engine.compute_dtype:
         kept = config.model.dtype
         lines.append(f"passes of warm-up, actor and reference in {dtype}; parameters, gradient sums and optimizer in {kept}")
-    lines += _terms(config) + _profile(config)
+    lines += [*_terms(config), *_profile(config), _parts(config)]
     if config.warmup.steps:
         lines.insert(0, f"warm-up: {config.warmup.steps} optimizer steps x {config.warmup.batch_rows} rows")
     return lines
+
+
+def _parts(config: RunConfig) -> str:
+    """Which parts were chosen, and where each is defined."""
+    return "parts: " + ", ".join(f"{path} {part.name} ({_place(table, part)})" for path, table, part in part_sections(config))
+
+
+def _place(table: PartTable, part: PartSettings) -> str:
+    source = part.source
+    return table.place_of(part.name) if source is None else f"{source.path}, sha256 {source.sha256[:12]}"
 
 
 def _placement(config: RunConfig) -> list[str]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from podium.config.parts import SOURCES, Place, model_in, sources_of
 from podium.config.reading import dump_yaml, load_yaml, read_value
 from podium.config.schema import RunConfig
 from podium.errors import ConfigError, nearest
+from podium.parts import Sources
 
 SHORTHANDS = {"model": "path"}
 """Sections that may be given as one string, and the field that it means; as an override, a string or a mapping, it replaces the
@@ -42,17 +44,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in loaded.items()}
 
 
-def resolve(base: Mapping[str, Any] | RunConfig, overrides: Sequence[str] = ()) -> RunConfig:
-    """A checked config from settings and `key=value` overrides (dotted keys, values as in `read_value`); the last one wins."""
+def resolve(base: Mapping[str, Any] | RunConfig, overrides: Sequence[str] = (), *, sources: Sources | None = None) -> RunConfig:
+    """A checked config from settings and `key=value` overrides (dotted keys, values as in `read_value`); the last one wins.
+
+    `sources` are files of parts that a run has stored: they stand in for the files of these paths.
+    """
+    if isinstance(base, RunConfig):
+        sources = {**sources_of(base), **(sources or {})}
     settings = base.model_dump(mode="json") if isinstance(base, RunConfig) else deepcopy(dict(base))
     _spell_out(settings)
-    for text in overrides:
-        _override(settings, text)
+    for key, value in _names_first([_split(text) for text in overrides], settings, sources):
+        _override(settings, key, value, sources)
     _check_text(settings)
     try:
-        return RunConfig.model_validate(settings)
+        return RunConfig.model_validate(settings, context={SOURCES: sources})
     except ValidationError as exc:
-        raise ConfigError("\n".join(line for error in exc.errors() for line in _complaints(error))) from None
+        errors = exc.errors()
+        where = Place(RunConfig, settings, sources)
+        message = "\n".join(line for error in errors for line in _complaints(error, where))
+        raise ConfigError(message) from _cause(errors)
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -60,22 +70,67 @@ def to_yaml(config: RunConfig) -> str:
     return dump_yaml(config.model_dump(mode="json"))
 
 
-def _override(settings: dict[str, Any], text: str) -> None:
+def _split(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
         raise ConfigError(f"an override is written key=value, got {text!r}")
+    return key, value
+
+
+def _names_first(overrides: list[tuple[str, str]], settings: Mapping[str, Any], sources: Sources | None) -> list[tuple[str, str]]:
+    """The overrides that choose a part before those of its own keys, wherever they stand."""
+    where = Place(RunConfig, settings, sources)
+    spelled = [(f"{key}.name" if _is_shorthand(where, key, value) else key, value) for key, value in overrides]
+    return sorted(spelled, key=lambda override: not _is_part_name(where, override[0]))
+
+
+def _is_shorthand(where: Place, key: str, value: str) -> bool:
+    """Whether the override gives the section of a part as its name alone."""
+    found = where.at(_keys(key))
+    return found is not None and found.marker is not None and not value.lstrip().startswith("{")
+
+
+def _is_part_name(where: Place, key: str) -> bool:
+    *section, last = _keys(key)
+    found = where.at(section)
+    return last == "name" and found is not None and found.marker is not None
+
+
+def _keys(key: str) -> list[str]:
+    return key.split(".")
+
+
+def _override(settings: dict[str, Any], key: str, value: str, sources: Sources | None) -> None:
     if key in SHORTHANDS:
         settings.pop(key, None)
         key = key if value.lstrip().startswith("{") else f"{key}.{SHORTHANDS[key]}"
-    path = key.split(".")
+    path = _keys(key)
     try:
-        found = read_value(value, is_text=_takes_text(path))
+        found = read_value(value, is_text=_takes_text(Place(RunConfig, settings, sources), path))
     except ConfigError as exc:
         raise ConfigError(f"{key}: {exc}") from exc
     for part in reversed(path):
         found = {part: found}
+    _choose(settings, found, Place(RunConfig, settings, sources))
     _merge(settings, found)
+
+
+def _choose(settings: dict[str, Any], changes: Mapping[str, Any], where: Place) -> None:
+    """Where the changes choose another part, drop the own keys of the part that was chosen before."""
+    for key, change in changes.items():
+        place, section = where.child(key), settings.get(key)
+        if place is None or not isinstance(change, Mapping):
+            continue
+        if place.marker is not None and isinstance(section, str):
+            section = settings[key] = {"name": section}
+        if place.marker is not None and isinstance(section, dict) and "name" in change:
+            base = model_in(place.kind)
+            known = base.model_fields if base else {}
+            is_other = change["name"] != section.get("name", known["name"].default)
+            settings[key] = {name: value for name, value in section.items() if name in known or not is_other}
+        elif isinstance(section, dict):
+            _choose(section, change, place)
 
 
 def _merge(settings: dict[str, Any], changes: Mapping[str, Any]) -> None:
@@ -111,11 +166,10 @@ def _spell_out(settings: dict[str, Any]) -> None:
             settings[key] = {field: settings[key]}
 
 
-def _takes_text(path: Sequence[str]) -> bool:
+def _takes_text(where: Place, path: Sequence[str]) -> bool:
     """Whether the setting at `path` is one text (or a name out of some), or null."""
-    section = _model_at(RunConfig, path[:-1])
-    field = section.model_fields.get(path[-1]) if section else None
-    return field is not None and _is_text(field.annotation)
+    found = where.at(path)
+    return found is not None and _is_text(found.kind)
 
 
 def _is_text(kind: Any) -> bool:
@@ -129,10 +183,12 @@ def _is_text(kind: Any) -> bool:
     return kind is str
 
 
-def _complaints(error: Any) -> list[str]:
-    """A line, or where a whole section is missing one for each setting in it that has no default."""
+def _complaints(error: Any, where: Place) -> list[str]:
+    """A line, or where a whole section is missing one for each setting in it that does not have a default."""
     path = ".".join(str(part) for part in error["loc"])
-    return [_missing(leaf) for leaf in _required_below(path)] if error["type"] == "missing" else [_complaint(error)]
+    if error["type"] == "missing":
+        return [_missing(leaf) for leaf in _required_below(where, path)]
+    return [_complaint(error, where)]
 
 
 def _missing(path: str) -> str:
@@ -140,19 +196,21 @@ def _missing(path: str) -> str:
     return f"{path}: is required and was not given" + (f", for example {example}" if example else "")
 
 
-def _required_below(path: str) -> list[str]:
+def _required_below(where: Place, path: str) -> list[str]:
     """The settings without a default in the section at `path`; the path itself where that is one, or asks for a choice."""
-    section = _model_at(RunConfig, path.split("."))
+    found = where.at(_keys(path))
+    section = found.section if found else None
     required = [key for key, field in section.model_fields.items() if field.is_required()] if section else []
-    return [leaf for key in required for leaf in _required_below(f"{path}.{key}")] or [path]
+    return [leaf for key in required for leaf in _required_below(where, f"{path}.{key}")] or [path]
 
 
-def _complaint(error: Any) -> str:
+def _complaint(error: Any, where: Place) -> str:
     path = ".".join(str(part) for part in error["loc"])
     match error["type"]:
         case "extra_forbidden":
-            key, known = str(error["loc"][-1]), _known_keys(RunConfig, error["loc"][:-1])
-            hint = _elsewhere(key) or nearest(key, known)
+            found = where.at(error["loc"][:-1])
+            key, known = str(error["loc"][-1]), set(found.section.model_fields) if found and found.section else set()
+            hint = _elsewhere(key, path) or nearest(key, known)
             return f"unknown key {path!r}{hint or '; there are: ' + ', '.join(sorted(known))}"
         case "value_error":
             return f"{path}: {error['ctx']['error']}" if path else str(error["ctx"]["error"])
@@ -163,36 +221,28 @@ def _complaint(error: Any) -> str:
             return f"{path}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
 
 
+def _cause(errors: Sequence[Any]) -> BaseException | None:
+    """What a user's module raised when it was imported, if that is among the errors."""
+    raised = [error["ctx"]["error"] for error in errors if error["type"] == "value_error"]
+    return next((error.__cause__ for error in raised if error.__cause__ is not None), None)
+
+
 def settings_called(key: str) -> list[str]:
-    """The dotted paths of all settings whose last part is `key`.
+    """The dotted paths of all settings whose last part is `key`; of parts, those of the default ones.
 
     >>> settings_called("lr")
     ['warmup.optim.lr', 'actor.optim.lr']
     """
-    return [path for path in _leaf_paths(RunConfig) if path.rpartition(".")[2] == key]
+    return [path for path in _leaf_paths(Place(RunConfig, {})) if path.rpartition(".")[2] == key]
 
 
-def _elsewhere(key: str) -> str:
-    found = settings_called(key)
+def _elsewhere(key: str, path: str) -> str:
+    found = [other for other in settings_called(key) if other != path]
     return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
-def _leaf_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name in model.model_fields:
-        section = _model_at(model, [name])
-        yield from [f"{prefix}{name}"] if section is None else _leaf_paths(section, f"{prefix}{name}.")
-
-
-def _known_keys(model: type[BaseModel], path: Sequence[str | int]) -> set[str]:
-    """The keys of the section at `path`."""
-    return set((_model_at(model, path) or model).model_fields)
-
-
-def _model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel] | None:
-    """The section at `path`; None where that is a single setting."""
-    found: type[BaseModel] | None = model
-    for part in path:
-        field = found.model_fields.get(str(part)) if found else None
-        kind = field.annotation if field else None
-        found = next((arg for arg in (kind, *get_args(kind)) if isinstance(arg, type) and issubclass(arg, BaseModel)), None)
-    return found
+def _leaf_paths(where: Place, prefix: str = "") -> Iterator[str]:
+    for name in where.section.model_fields if where.section else ():
+        place = where.child(name)
+        assert place is not None  # the field was found there
+        yield from [f"{prefix}{name}"] if place.section is None else _leaf_paths(place, f"{prefix}{name}.")

@@ -1,34 +1,20 @@
 """Every setting of a run, its type, its default and its unit: the one source of truth.
 
 Models are frozen and strict, and an unknown key is an error. Batch sizes say their unit (prompts, rows or tokens); unless a
-name says "per rank" they are global. What is not here: reading YAML and overrides (`load`), and checks that need more than
-one section (`arithmetic`).
+name says "per rank" they are global. What is not here: how a section that names a part finds the part's settings class
+(`parts`), reading YAML and overrides (`load`), and checks that need more than one section (`arithmetic`).
 """
 
 from __future__ import annotations
 
-import math
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-LARGEST_INT: Final = 10**4000
-"""Python reads no more than 4,300 digits back."""
-
-
-class Settings(BaseModel):
-    """Base of all sections: frozen, strict, no unknown keys, each field documented by the string under it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _paths(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else _tuple(value)
+from podium.config.base import Decay, Fraction, Json, KLKind, Paths, Positive, Scalar, Settings, Unbounded, as_tuple
+from podium.config.parts import PartOf, PartSettings
+from podium.parts import ENGINES, ROLLOUTS
 
 
 def _not_float16(value: Any) -> Any:
@@ -49,25 +35,6 @@ def _in_float32(value: float) -> float:
     return value
 
 
-def _finite(value: Any) -> Any:
-    """Of a setting that may hold anything: JSON has neither NaN nor infinities, and integers of a sane length."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"JSON has no {value}: use a finite number, or a text")
-    if isinstance(value, int) and abs(value) >= LARGEST_INT:
-        raise ValueError("is an integer of more than 4,000 digits: use a text")
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _finite(item)
-    return value
-
-
-def _infinity(value: Any) -> Any:
-    return math.inf if value == "inf" else value
-
-
-def _written_infinity(value: float) -> float | str:
-    return "inf" if value == math.inf else value
-
-
 def _texts(value: Any) -> Any:
     """Whole numbers, as YAML reads `1`, are meant as text."""
     if not isinstance(value, dict):
@@ -83,20 +50,6 @@ def _checked_pattern(pattern: str) -> str:
     if not groups:
         raise ValueError("needs a group in parentheses: what the groups match is the prompt")
     return pattern
-
-
-Positive = Annotated[int, Field(gt=0)]
-Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Scalar = Annotated[bool | int | float | str, AfterValidator(_finite)]
-Json = Annotated[JsonValue, AfterValidator(_finite)]
-Unbounded = Annotated[float, BeforeValidator(_infinity), PlainSerializer(_written_infinity, when_used="json")]
-"""A limit that `inf` switches off."""
-Paths = Annotated[tuple[str, ...], BeforeValidator(_paths)]
-KLKind = Literal[
-    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
-]  # fmt: skip
-"""Names of the KL estimators, as in `podium.algorithms.KL_ESTIMATORS` and docs/algorithms.md."""
 
 
 class ModelConfig(Settings):
@@ -213,7 +166,7 @@ class OptimConfig(Settings):
 
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Peak learning rate."""
-    betas: Annotated[tuple[Decay, Decay], BeforeValidator(_tuple)] = (0.9, 0.999)
+    betas: Annotated[tuple[Decay, Decay], BeforeValidator(as_tuple)] = (0.9, 0.999)
     """AdamW's betas."""
     eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
     """AdamW's epsilon."""
@@ -229,16 +182,21 @@ class OptimConfig(Settings):
     """Learning rate at the end of the decay, as a fraction of `lr`."""
 
 
-class EngineConfig(Settings):
-    """How a model is trained: backend, micro-batches and memory layout."""
+class EngineConfig(PartSettings):
+    """How a model is trained: the backend, and the settings that all backends share. A backend's own are in a subclass."""
 
-    strategy: Literal["fsdp2"] = "fsdp2"
-    """Training backend."""
+    name: str = "fsdp2"
+    """Training engine: `fsdp2`, `package.module:Name` or `path/to/file.py:Name`."""
     max_tokens_per_micro_batch: Positive = 16384
     """Most tokens (padding included) in one forward pass of a rank; a longer row is an error."""
     compute_dtype: Annotated[Literal["bfloat16"] | None, BeforeValidator(_not_float16)] = None
     """dtype of forward and backward passes: `bfloat16` is mixed precision, with parameters, summed gradients and optimizer in
     `model.dtype`; null: that dtype throughout. Log-probs, entropies and losses are computed from the logits in float32."""
+
+
+class FSDP2Config(EngineConfig):
+    """The settings of the engine `fsdp2`."""
+
     layout: Literal["auto", "bucketed", "packed", "shared"] = "auto"
     """`bucketed`: rows of like length side by side; `packed`: rows end to end; `shared`: the samples of a prompt behind it, so
     that it is computed once; `auto`: whichever is estimated to cost least. The numbers are the same."""
@@ -255,20 +213,25 @@ class SamplingConfig(Settings):
     """Nucleus: keep the smallest set of tokens whose probability reaches this; 1 is off."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """Keep the k likeliest tokens; 0 is off."""
-    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_tuple)] = ()
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(as_tuple)] = ()
     """A response ends once its text contains one of these strings (the text stays in the response). The text is that without
     special tokens; a string that is the name of a special token ends the response at that token too."""
     n: Positive = 8
     """Samples per prompt, which GRPO compares."""
 
 
-class RolloutConfig(Settings):
-    """How responses are generated."""
+class RolloutConfig(PartSettings):
+    """How responses are generated: the engine, and the settings that all engines share. An engine's own are in a subclass."""
 
-    name: Literal["hf"] = "hf"
-    """Rollout backend."""
+    name: str = "hf"
+    """Rollout engine: `hf`, `package.module:Name` or `path/to/file.py:Name`."""
     sampling: SamplingConfig = SamplingConfig()
     """How training responses are drawn."""
+
+
+class HFRolloutConfig(RolloutConfig):
+    """The settings of the rollout engine `hf`."""
+
     max_rows: Positive = 1024
     """Most responses that a rank decodes at once; more are done one batch after another."""
 
@@ -278,7 +241,7 @@ class ActorConfig(Settings):
 
     optim: OptimConfig
     """The policy's optimizer."""
-    engine: EngineConfig = EngineConfig()
+    engine: Annotated[EngineConfig, PartOf(ENGINES)] = FSDP2Config()
     """The policy's engine."""
     mini_batch_prompts: Positive | None = None
     """Prompts, with all their samples, per optimizer step; null: all of `trainer.prompts_per_step`."""
@@ -379,11 +342,11 @@ class ProfilerConfig(Settings):
     tool: Annotated[Literal["none", "torch", "torch_memory", "nsys"], BeforeValidator(_known_tool)] = "none"
     """`torch`: a trace of operations for https://ui.perfetto.dev; `torch_memory`: allocations of GPU memory for
     https://pytorch.org/memory_viz; `nsys`: opens the capture of an `nsys profile` around the ranks (the latter two need CUDA)."""
-    steps: Annotated[tuple[Positive, ...], BeforeValidator(_tuple)] = ()
+    steps: Annotated[tuple[Positive, ...], BeforeValidator(as_tuple)] = ()
     """The steps of RL that are recorded, from the end of the step before to their own."""
     all_ranks: bool = False
     """Record every rank."""
-    ranks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_tuple)] = ()
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_tuple)] = ()
     """Record these ranks; without any, and without `all_ranks`, rank 0."""
     save_path: str = "profile"
     """Folder of the recordings, in the run directory unless it is absolute; on the rank's own node."""
@@ -435,7 +398,7 @@ class RunConfig(Settings):
     """Supervised warm-up before RL."""
     actor: ActorConfig
     """The policy's updates."""
-    rollout: RolloutConfig = RolloutConfig()
+    rollout: Annotated[RolloutConfig, PartOf(ROLLOUTS)] = HFRolloutConfig()
     """Generation."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """Advantages."""

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from podium.algorithms import TokenOutputs, logprobs_and_entropies
-from podium.config import EngineConfig, OptimConfig
+from podium.config import FSDP2Config, OptimConfig
 from podium.engines.base import BaseEngine, StepResult
 from podium.engines.device import is_out_of_memory, rng_devices
 from podium.engines.layout_trials import (
@@ -62,7 +62,7 @@ class FSDP2Engine(BaseEngine):
     def __init__(
         self,
         model: PreTrainedModel,
-        engine: EngineConfig,
+        engine: FSDP2Config,
         optim: OptimConfig | None,
         *,
         total_steps: int,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from podium.config import (
     ActorConfig,
-    EngineConfig,
+    FSDP2Config,
+    HFRolloutConfig,
     ModelConfig,
     OptimConfig,
-    RolloutConfig,
     RunConfig,
     SamplingConfig,
     TaskConfig,
@@ -45,13 +45,13 @@ def char_llama_run(
         ),
         actor=ActorConfig(
             optim=OptimConfig(lr=4e-4, betas=(0.9, 0.99), warmup_steps=5, schedule="linear", min_lr_ratio=0.1),
-            engine=EngineConfig(max_tokens_per_micro_batch=4096),
+            engine=FSDP2Config(max_tokens_per_micro_batch=4096),
             mini_batch_prompts=32,
             clip_ratio_low=0.2,
             clip_ratio_high=0.28,
             drop_zero_advantage=True,
             recompute_old_log_probs=False,
         ),
-        rollout=RolloutConfig(sampling=SamplingConfig(max_new_tokens=max_new_tokens, n=16)),
+        rollout=HFRolloutConfig(sampling=SamplingConfig(max_new_tokens=max_new_tokens, n=16)),
         trainer=TrainerConfig(total_steps=total_steps, prompts_per_step=64, val_freq=10, save_freq=10),
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from podium.config import (
     ActorConfig,
-    EngineConfig,
+    FSDP2Config,
+    HFRolloutConfig,
     ModelConfig,
     OptimConfig,
-    RolloutConfig,
     RunConfig,
     SamplingConfig,
     TaskConfig,
@@ -33,10 +33,10 @@ def smollm2_chain_sum() -> RunConfig:
         ),
         actor=ActorConfig(
             optim=OptimConfig(lr=2e-6, betas=(0.9, 0.99), warmup_steps=1),
-            engine=EngineConfig(max_tokens_per_micro_batch=1024),
+            engine=FSDP2Config(max_tokens_per_micro_batch=1024),
             mini_batch_prompts=8,
             clip_ratio_high=0.28,
         ),
-        rollout=RolloutConfig(sampling=SamplingConfig(max_new_tokens=6, n=8, stop=("\n",)), max_rows=64),
+        rollout=HFRolloutConfig(sampling=SamplingConfig(max_new_tokens=6, n=8, stop=("\n",)), max_rows=64),
         trainer=TrainerConfig(total_steps=6, prompts_per_step=8, val_freq=3, save_freq=0),
     )

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from podium.algorithms import Aggregation, KLTerm, PolicyLoss
 from podium.checkpoint import WrittenFiles
-from podium.config import ActorConfig, ModelConfig, ProfilerConfig, RolloutConfig, SamplingConfig
+from podium.config import ActorConfig, HFRolloutConfig, ModelConfig, ProfilerConfig, RolloutConfig, SamplingConfig
 from podium.engines import pick_device
 from podium.errors import ConfigError, unknown_name
 from podium.models import eos_token_ids, load_model, load_tokenizer
@@ -186,7 +186,9 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
         return self.actor.save_hf(local_path)
 
     def _build_rollout(self, model: PreTrainedModel) -> BaseRollout:
-        tokenizer = self._tokenizer = load_tokenizer(self.spec.model)
+        tokenizer, settings = load_tokenizer(self.spec.model), self.spec.rollout
+        self._tokenizer = tokenizer
+        assert isinstance(settings, HFRolloutConfig)
         rollout = build_rollout(
             self.spec.rollout.name,
             model.to(pick_device()),  # type: ignore[arg-type] # transformers hides `to`'s signature
@@ -194,7 +196,7 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
             pad_token_id=_known_pad(tokenizer, model),
             detokenize=lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
             special_tokens={str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special},
-            max_rows=self.spec.rollout.max_rows,
+            max_rows=settings.max_rows,
         )
         if self._actor is None:
             rollout.update_weights(named_weights(model), version=0)

@@ -13,10 +13,11 @@ from transformers import PreTrainedModel
 from podium.algorithms import Loss
 from podium.checkpoint import WrittenFiles, load_state, save_state
 from podium.config import EngineConfig, ModelConfig, OptimConfig
-from podium.engines import BaseEngine, EngineRegistry, pick_device
+from podium.engines import BaseEngine, pick_device
 from podium.errors import CheckpointError, DataError, EngineError
 from podium.models import load_model, load_tokenizer
 from podium.observability import Last, Metrics
+from podium.parts import ENGINES
 from podium.protocol import DataProto, Field, check_fields
 from podium.single_controller import Dispatch, Worker, make_nd_compute_dataproto_dispatch_fn, register
 from podium.workers.fields import FIELDS
@@ -58,7 +59,7 @@ class TrainingWorker(Worker):
         device = pick_device()
         if self.world_size > 1:
             self.init_process_group()
-        self.engine: BaseEngine = EngineRegistry.get(spec.engine.strategy)(
+        self.engine: BaseEngine = ENGINES.resolve(spec.engine.name, spec.engine.source)(
             model if model is not None else load_model(spec.model, seed=spec.seed),
             spec.engine,
             spec.optim,

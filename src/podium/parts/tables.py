@@ -1,0 +1,24 @@
+"""All tables of parts. To add a part of ours, add one row: its name, and `package.module:Name` of its class or function.
+
+The rows are text, so that this module imports nothing; a part's module is imported when the part is used.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from podium.parts.table import PartTable, Row
+
+ENGINES: Final = PartTable(
+    "training engine",
+    {"fsdp2": Row("podium.engines.fsdp2:FSDP2Engine", settings="podium.config:FSDP2Config")},
+    base="podium.engines:BaseEngine",
+)
+"""`actor.engine`."""
+
+ROLLOUTS: Final = PartTable(
+    "rollout engine",
+    {"hf": Row("podium.rollout.hf:HFRollout", settings="podium.config:HFRolloutConfig")},
+    base="podium.rollout:BaseRollout",
+)
+"""`rollout`."""
