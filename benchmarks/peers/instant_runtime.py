@@ -6,7 +6,7 @@ controller's benchmark that looks inside Podium: it implements the `Runtime` sea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from podium.single_controller import CAPABILITIES
@@ -19,6 +19,7 @@ from podium.single_controller.runtime.base import (
     Reply,
     Runtime,
     Testimony,
+    by_rank,
 )
 
 
@@ -28,8 +29,8 @@ class InstantRuntime(Runtime):
     def start(self, spec: GroupSpec) -> dict[int, Outcome]:
         return {rank: Answer(None) for rank in range(spec.pool.world_size)}
 
-    def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Outcome]:
-        return {rank: Answer(call.args[0] if call.args and rank not in quiet else None) for rank, call in calls.items()}
+    def submit(self, calls: Sequence[RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Outcome]:
+        return {rank: Answer(call.args[0] if call.args and rank not in quiet else None) for rank, call in by_rank(calls).items()}
 
     def wait(self, tickets: Mapping[int, Outcome], timeout_s: float) -> dict[int, Outcome]:
         return dict(tickets)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from podium.errors import Origin, WorkerError, WorkerLostError
-from podium.single_controller.runtime.base import Answer, GroupSpec, Outcome, RankCall, Reply, Runtime, Testimony
+from podium.single_controller.runtime.base import Answer, GroupSpec, Outcome, RankCall, Reply, Runtime, Testimony, by_rank
 
 NEVER = 1e9
 
@@ -37,9 +37,9 @@ class Scripted(Runtime):
     def start(self, spec: GroupSpec) -> dict[int, Event]:
         return {rank: after(0.0, Answer(None)) for rank in range(spec.pool.world_size)}
 
-    def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Event]:
+    def submit(self, calls: Sequence[RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Event]:
         event = self.script.pop(0) if self.script else after(0.0, Answer(None))
-        return dict.fromkeys(calls, event)
+        return dict.fromkeys(by_rank(calls), event)
 
     def wait(self, tickets: Mapping[int, Event], timeout_s: float) -> dict[int, Outcome]:
         give_up = time.monotonic() + timeout_s

@@ -24,7 +24,7 @@ from podium.single_controller.processes.worker_processes import DEFAULT_CALL_TIM
 from podium.single_controller.runtime.base import Answer, GroupSpec, Outcome, RankCall, Reply
 from tests.single_controller.processes.scripted import NEVER, Scripted, after, died, raised, seen
 
-CALLS = {rank: RankCall(None, "f", (), {}) for rank in range(2)}
+CALLS = [RankCall(range(2), None, "f", (), {})]
 
 
 class Idle(Worker):

@@ -27,7 +27,7 @@ from podium.single_controller import (
     register_dispatch_mode,
     update_dispatch_mode,
 )
-from podium.single_controller.routing.dispatch import ROUTES, collect, dispatch, route_of
+from podium.single_controller.routing.dispatch import ROUTES, collect, dispatch, ranks_together, route_of
 from podium.single_controller.routing.modes import InPlaceMode, UserMode
 
 
@@ -390,3 +390,22 @@ def test_a_dispatch_function_may_say_a_value_per_rank_a_copy_or_nothing():
     args, kwargs = send(InPlaceMode("mixed", mixed, collect_all_to_all))
     assert [value.for_rank(1) for value in args] == [1, [1], 5]
     assert kwargs["key"].for_rank(1) == "b"
+
+
+# -- which ranks share their arguments -------------------------------------------------------------------------------------
+
+
+def test_ranks_that_are_sent_only_copies_share_one_call():
+    assert ranks_together(((Copy(1),), {"x": Copy([2])}), range(3)) == [range(3)]
+    assert ranks_together(((), {}), range(3)) == [range(3)]
+
+
+def test_ranks_of_one_shard_share_their_call():
+    group = TableOfMeshes(4, {"model": Mesh("model", (0, 1, 0, 1), (True, True, False, False))})
+    route = route_of(make_nd_compute_dataproto_dispatch_fn("model"))
+    sent = dispatch(group, route, Execute.ALL, (rows(0, 1, 2, 3), 7), {})
+    assert ranks_together(sent, range(4)) == [[0, 2], [1, 3]]
+
+
+def test_ranks_with_values_of_their_own_share_nothing():
+    assert ranks_together(((Copy(1), PerRank(["a", "a"])), {}), range(2)) == [[0], [1]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,7 +18,7 @@ from podium.single_controller.processes.deferred import DeferredCall
 from podium.single_controller.processes.pending_call import PendingCall
 from podium.single_controller.processes.worker_processes import WorkerProcesses
 from podium.single_controller.routing.column_checks import check_reads, check_writes
-from podium.single_controller.routing.dispatch import TRIMMED, Copy, Ranks, SentArguments, collect, dispatch, route_of
+from podium.single_controller.routing.dispatch import TRIMMED, Ranks, SentArguments, collect, dispatch, ranks_together, route_of
 from podium.single_controller.routing.mesh import Mesh
 from podium.single_controller.routing.modes import BatchMode, Execute, ListMode
 from podium.single_controller.routing.registration import Registration
@@ -159,10 +159,9 @@ class Invocation:
             raise self._named(error) from error
         self._args, self._kwargs = (), {}
         ranks = range(self._group.world_size) if registration.execute_mode is Execute.ALL else range(1)
-        calls = self._rank_calls(ranks)
+        calls = [self._rank_call(together) for together in ranks_together(self._sent, ranks)]
         if self._traffic is not None:
-            different = {id(call): call for call in calls.values()}.values()
-            for call in different:
+            for call in calls:
                 self._traffic.sent(self._method.full_name, (*call.args, *call.kwargs.values()))
         if not isinstance(self._route.mode, TRIMMED):
             self._sent = ((), {})  # what was sent is asked for padding, when rows are collected: nothing else keeps it alive
@@ -184,25 +183,13 @@ class Invocation:
             return Reply.REFERENCE
         return Reply.PLAIN if self._method.returns_list and not registration.blocking else Reply.VALUE
 
-    def _rank_calls(self, ranks: range) -> dict[int, RankCall]:
-        """Each rank's call; ranks whose arguments are the same objects share one."""
+    def _rank_call(self, ranks: Sequence[int]) -> RankCall:
+        """The call of ranks that are sent the same arguments."""
         args, kwargs = self._sent
-        if not (args or kwargs) or all(type(value) is Copy for value in (*args, *kwargs.values())):
-            return dict.fromkeys(ranks, self._rank_call(0))
-        calls: dict[tuple[int, ...], RankCall] = {}
-        by_rank: dict[int, RankCall] = {}
-        for rank in ranks:
-            call = self._rank_call(rank)
-            same = tuple(map(id, (*call.args, *call.kwargs.values())))
-            by_rank[rank] = calls.setdefault(same, call)
-        return by_rank
-
-    def _rank_call(self, rank: int) -> RankCall:
-        args, kwargs = self._sent
-        mine = tuple([value.for_rank(rank) for value in args])
-        named = {name: value.for_rank(rank) for name, value in kwargs.items()}
+        mine = tuple([value.for_rank(ranks[0]) for value in args])
+        named = {name: value.for_rank(ranks[0]) for name, value in kwargs.items()}
         method = self._method
-        return RankCall(method.role, method.name, mine, named, method.registration.rows.zero_copy, self._joins_rows)
+        return RankCall(ranks, method.role, method.name, mine, named, method.registration.rows.zero_copy, self._joins_rows)
 
     def _collect(self, answers: dict[int, Any]) -> Any:
         registration = self._method.registration

@@ -157,15 +157,16 @@ class WorkerProcesses:
     def submit(
         self,
         method: str,
-        calls: Mapping[int, RankCall],
+        calls: Sequence[RankCall],
         reply: Reply,
         quiet: Collection[int] = (),
         timeout_s: float | None = None,
     ) -> PendingCall:
-        """Send a call to each of the ranks; `timeout_s` None is the group's own limit. GroupClosedError unless it is ready."""
+        """Send one call to each rank; `timeout_s` None is the group's own limit. GroupClosedError unless it is ready."""
         limit_s = self._call_timeout_s if timeout_s is None else self._checked(timeout_s)
         self.lifecycle.check_ready(self.name, method)
-        return self._pending(method, self.runtime.submit(calls, reply, quiet), limit_s)
+        tickets = self.runtime.submit(calls, reply, quiet)
+        return self._pending(method, tickets if len(calls) == 1 else dict(sorted(tickets.items())), limit_s)
 
     def later(self, method: str, resolve: Callable[[], None], send: Callable[[], PendingCall]) -> DeferredCall:
         """Send a call behind the driver's back once `resolve` has its arguments, after those that were deferred before it."""

@@ -67,12 +67,20 @@ class PerRank:
     def for_rank(self, rank: int) -> Any:
         return self.values[rank]
 
+    def part_of(self, rank: int) -> int:
+        """The number of the part that the rank receives: ranks with the same number receive the same value."""
+        return rank
+
 
 @dataclass(frozen=True)
 class Shards(PerRank):
     """Rows cut over a mesh: the last `padding[r]` rows of `values[r]` only fill it up, and so do rows computed from them."""
 
     padding: tuple[int, ...]
+    dp_ranks: tuple[int, ...]
+
+    def part_of(self, rank: int) -> int:
+        return self.dp_ranks[rank]
 
     def trim(self, rank: int, result: Any, *, is_of_user: bool = False) -> Any:
         """The result without the rows that were computed from those that this call added.
@@ -220,7 +228,8 @@ def dispatch_nd_compute_dataproto(mesh_name: str | None, group: Ranks, /, *args:
         shards, padding = (
             partition_padded(value, mesh.dp_size) if padded else (shards_of(value, mesh.dp_size), (0,) * mesh.dp_size)
         )
-        return Shards([shards[dp_rank] for dp_rank in mesh.dp_ranks], tuple([padding[dp_rank] for dp_rank in mesh.dp_ranks]))
+        ranks = mesh.dp_ranks
+        return Shards([shards[dp_rank] for dp_rank in ranks], tuple([padding[dp_rank] for dp_rank in ranks]), ranks)
 
     return _map_named(send, args, kwargs)
 
@@ -345,6 +354,17 @@ def dispatch(group: Ranks, route: Route, execute: Execute, args: tuple[Any, ...]
         raise DispatchError(f"a dispatch_fn returns (args, kwargs), got {dispatched!r}")
     said = for_rank_zero if execute is Execute.RANK_ZERO else one_per_rank_or_copy
     return _map_named(partial(said, group.world_size), *dispatched)
+
+
+def ranks_together(sent: SentArguments, ranks: Sequence[int]) -> list[Sequence[int]]:
+    """The ranks by what they are sent: those in one entry are sent the same values."""
+    scattered = [value for value in (*sent[0], *sent[1].values()) if isinstance(value, PerRank)]
+    if not scattered:
+        return [ranks]
+    together: dict[tuple[int, ...], list[int]] = {}
+    for rank in ranks:
+        together.setdefault(tuple([value.part_of(rank) for value in scattered]), []).append(rank)
+    return list(together.values())
 
 
 def collect(group: Ranks, route: Route, execute: Execute, answers: Mapping[int, Any], sent: SentArguments) -> Any:

@@ -138,8 +138,9 @@ class Reply(Enum):
 
 
 class RankCall(NamedTuple):
-    """One method call on one rank. Ranks that are sent the same arguments share the object, so that they travel once."""
+    """One method call on the ranks that are sent the same arguments, which travel once."""
 
+    ranks: Sequence[int]
     role: str | None
     """Which of the workers that share the rank's process; None is the one that the group was made of."""
     method: str
@@ -149,6 +150,11 @@ class RankCall(NamedTuple):
     """Whether tensors of the arguments and of the answer are guarded views of shared memory, and not private copies."""
     is_joined: bool = False
     """Whether rows of the answers will be joined: that copies them, so until then they may be such views."""
+
+
+def by_rank(calls: Iterable[RankCall]) -> dict[int, RankCall]:
+    """The call of each rank, in rank order."""
+    return dict(sorted((rank, call) for call in calls for rank in call.ranks))
 
 
 class Answer(NamedTuple):
@@ -185,8 +191,8 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Ticket]:
-        """Send a call to each rank; `quiet` ranks answer None whatever the reply. Arguments are copied.
+    def submit(self, calls: Sequence[RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Ticket]:
+        """Send one call to each rank; `quiet` ranks answer None whatever the reply. Arguments are copied.
 
         Among the arguments may be `RemoteRows`: the rank reads them from where they lie.
         """

@@ -28,6 +28,7 @@ from podium.single_controller.runtime.base import (
     Reply,
     Runtime,
     Testimony,
+    by_rank,
     nodes_not_ready,
 )
 from podium.single_controller.runtime.capabilities import require
@@ -49,8 +50,8 @@ class InlineRuntime(Runtime):
             raise nodes_not_ready(spec.name, {platform.node(): reason}, 1)
         return {context.rank: self._construct(context, spec) for context in self._contexts}
 
-    def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Outcome]:
-        copies = {rank: _copied(rank, call) for rank, call in calls.items()}  # all before the first one runs
+    def submit(self, calls: Sequence[RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, Outcome]:
+        copies = {rank: _copied(rank, call) for rank, call in by_rank(calls).items()}  # all before the first one runs
         return {rank: self._call(rank, call, Reply.NOTHING if rank in quiet else reply) for rank, call in copies.items()}
 
     def wait(self, tickets: Mapping[int, Outcome], timeout_s: float) -> dict[int, Outcome]:
@@ -83,7 +84,7 @@ class InlineRuntime(Runtime):
         def build(*args: Any, **kwargs: Any) -> None:
             self._workers[context.rank] = spec.worker_class(*args, **kwargs)
 
-        made = _copied(context.rank, RankCall(None, CONSTRUCTOR, spec.args, spec.kwargs))
+        made = _copied(context.rank, RankCall([context.rank], None, CONSTRUCTOR, spec.args, spec.kwargs))
         return self._run(context, CONSTRUCTOR, build, made, Reply.NOTHING)
 
     def _run(

@@ -215,18 +215,17 @@ class RayRuntime(Runtime):
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def submit(self, calls: Mapping[int, RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, RayTicket]:
+    def submit(self, calls: Sequence[RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, RayTicket]:
         if not self._is_connected:
             raise GroupClosedError(SHUT_DOWN)
-        different = {id(call): call for call in calls.values()}
-        is_shared = len(different) < len(calls)
-        tickets, pieces = dict[int, RayTicket](), dict[int, Sent]()
-        if not all(map(always_travels, different.values())):  # what cannot be sent to one rank is sent to none
-            pieces = {key: Sent.of(call, calls, is_shared=is_shared) for key, call in different.items()}
-        with self._sending:  # the driver and its outbox: what is counted first is sent first
-            for rank, call in calls.items():
-                piece = pieces.get(id(call)) or pieces.setdefault(id(call), Sent.of(call, calls, is_shared=is_shared))
-                tickets[rank] = self._send(rank, call, piece, Reply.NOTHING if rank in quiet else reply)
+        pieces: Iterable[Sent] = map(Sent.of, calls)  # packed while the ranks before already run
+        if not all(map(always_travels, calls)):
+            pieces = list(pieces)  # arguments that cannot be sent to one rank are sent to none
+        tickets = dict[int, RayTicket]()
+        with self._sending:  # the driver and its deferred calls: what is counted first is sent first
+            for call, piece in zip(calls, pieces, strict=True):
+                for rank in call.ranks:
+                    tickets[rank] = self._send(rank, call, piece, Reply.NOTHING if rank in quiet else reply)
         return tickets
 
     def _send(self, rank: int, call: RankCall, sent: Sent, reply: Reply) -> RayTicket:

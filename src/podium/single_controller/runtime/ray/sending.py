@@ -28,8 +28,8 @@ class Sent(NamedTuple):
     """References of rows that the rank reads from where they lie."""
 
     @classmethod
-    def of(cls, call: RankCall, calls: Mapping[int, RankCall], *, is_shared: bool) -> Self:
-        """What is sent for `call`, which is one of the `calls` by rank. What is large and shared is stored once.
+    def of(cls, call: RankCall) -> Self:
+        """What is sent for `call`. What is large and shared by several ranks is stored once.
 
         DispatchError, with ranks and argument, for what cannot travel.
         """
@@ -44,9 +44,8 @@ class Sent(NamedTuple):
             return cls(args=args, kwargs=kwargs, bodies=tuple(refs))
         except Exception as error:  # whatever a foreign class does when it is pickled
             what = f"{_what_cannot_travel(call)} of {called_as(call.role, call.method)!r}"
-            whom = ranks_named(rank for rank, other in calls.items() if other is call)
-            raise DispatchError(f"{what} cannot be sent to {whom}: {error}") from error
-        return cls(stored_once(packed) if is_shared else packed, bodies=tuple(refs))
+            raise DispatchError(f"{what} cannot be sent to {ranks_named(call.ranks)}: {error}") from error
+        return cls(stored_once(packed) if len(call.ranks) > 1 else packed, bodies=tuple(refs))
 
     @property
     def holds_references(self) -> bool:
