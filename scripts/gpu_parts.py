@@ -14,11 +14,12 @@ import transformers as tf
 from torch import Tensor
 
 from podium.algorithms import Loss
-from podium.config import FSDP2Config, OptimConfig
-from podium.engines import BaseEngine, pick_device
+from podium.config import FSDP2Config, HFRolloutConfig, ModelConfig, OptimConfig
+from podium.engines import BaseEngine, EngineContext, pick_device
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.protocol import DataProto, jagged_from_rows
-from podium.rollout import BaseRollout, build_rollout
+from podium.rollout import BaseRollout, RolloutContext
+from podium.rollout.hf import HFRollout
 from podium.weights import named_weights
 
 T = TypeVar("T")
@@ -125,25 +126,39 @@ def engine_of(
     lr: float = 1e-2,
 ) -> FSDP2Engine:
     """A training engine over a copy of the model, on that device. Its epsilon keeps rounding from being blown up."""
-    return FSDP2Engine(
-        copy.deepcopy(model),
-        FSDP2Config(max_tokens_per_micro_batch=max_tokens, layout=layout, compute_dtype=compute_dtype),
-        OptimConfig(lr=lr, eps=1e-4),
+    context = EngineContext(
+        model=ModelConfig(path="the caller's"),
+        settings=FSDP2Config(max_tokens_per_micro_batch=max_tokens, layout=layout, compute_dtype=compute_dtype),
+        optim=OptimConfig(lr=lr, eps=1e-4),
         total_steps=100,
         seed=0,
         device=torch.device(device),
+        loader=lambda: copy.deepcopy(model),
     )
+    return FSDP2Engine(context)
+
+
+class _Tokenizer:
+    """What the rollout asks of a tokenizer."""
+
+    eos_token_id, pad_token_id, added_tokens_decoder = 2, 0, dict[int, object]()
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(f"{token} " for token in tokens)
 
 
 def rollout_of(model: tf.PreTrainedModel, *, max_rows: int = 1024) -> BaseRollout:
     """A rollout over the model, which holds the model's weights as version 0. The text of token n is "n "."""
-    rollout = build_rollout(
-        "hf",
-        model,
-        eos_token_ids=(2,),
-        pad_token_id=0,
-        max_rows=max_rows,
-        detokenize=lambda tokens: "".join(f"{token} " for token in tokens),
+    model.generation_config.eos_token_id = 2  # type: ignore[union-attr]
+    rollout = HFRollout(
+        RolloutContext(
+            model=ModelConfig(path="the caller's"),
+            settings=HFRolloutConfig(max_rows=max_rows),
+            tokenizer=_Tokenizer(),  # type: ignore[arg-type]
+            seed=0,
+            device=model.device,
+            loader=lambda: model,
+        )
     )
     rollout.update_weights(named_weights(model), version=0)
     return rollout

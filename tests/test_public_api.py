@@ -27,12 +27,12 @@ SURFACE = {
         StepSampler prompt_batch prompt_tokens special_token_remarks supervised_batch
     """,
     "podium.engines": """
-        BaseEngine EngineRegistry StepResult get_device_name get_nccl_backend get_torch_device
+        BaseEngine EngineContext StepResult get_device_name get_nccl_backend get_torch_device
         get_visible_devices_keyword pick_device set_numa_affinity
     """,
     "podium.models": """
         BUILT_IN RowLimit check_model_path eos_token_ids fetch_model load_model load_model_config load_tokenizer local_folder
-        model_folder row_limit save_model
+        model_folder pad_token_id row_limit save_model
     """,
     "podium.observability": """
         CPU_S DRIVER_MB LAYOUT_FRAC LOG_PROB_GAP Last METRICS_FILE Max Mean Metric Metrics Min Progress RESPONSE_LENGTH REWARD
@@ -53,7 +53,7 @@ SURFACE = {
         RECIPES recipe
     """,
     "podium.rollout": """
-        BaseRollout build_rollout
+        BaseRollout RolloutContext
     """,
     "podium.single_controller": """
         DISPATCH_MODE_FN_REGISTRY parallel_put

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from podium.algorithms import LossSum, PolicyLoss, SFTLoss, TokenOutputs
-from podium.config import FSDP2Config, OptimConfig
+from podium.config import FSDP2Config, ModelConfig, OptimConfig
+from podium.engines import EngineContext
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.protocol import DataProto
 from podium.protocol.jagged import interleave, jagged_from_rows, offsets_of, parts
@@ -62,7 +63,7 @@ def engine_of(
     **optim: Any,
 ) -> FSDP2Engine:
     """An engine with a learning rate that moves things, and an epsilon that does not blow rounding up."""
-    return FSDP2Engine(
+    return fsdp2(
         model_of(model) if isinstance(model, str) else model,
         FSDP2Config(max_tokens_per_micro_batch=budget, layout=layout, compute_dtype=compute_dtype),
         OptimConfig(**{"lr": 0.01, "eps": 1e-4, **optim}),
@@ -70,6 +71,13 @@ def engine_of(
         seed=seed,
         dropout=dropout,
     )
+
+
+def fsdp2(model: tf.PreTrainedModel, settings: FSDP2Config, optim: OptimConfig | None = None, **facts: Any) -> FSDP2Engine:
+    """An engine over a finished model; forward only without `optim`."""
+    facts = {"total_steps": 0, "seed": 0} | facts
+    context = EngineContext(model=ModelConfig(path="of the test"), settings=settings, optim=optim, loader=lambda: model, **facts)
+    return FSDP2Engine(context)
 
 
 def batch_of(

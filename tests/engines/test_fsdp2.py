@@ -21,6 +21,7 @@ from podium.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from podium.protocol.jagged import interleave, jagged, offsets_of, parts
 from podium.single_controller import Init, ResourcePool, Worker, WorkerGroup
 from podium.workers import TrainingSpec, TrainingWorker
+from tests.engines.builders import fsdp2
 from tests.engines.test_policy_terms import AGGREGATIONS, TERMS
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -79,7 +80,7 @@ def test_a_process_group_of_one_is_sharded_and_equals_the_engine_alone(compute_d
 def engine_in(is_grouped: bool, compute_dtype) -> FSDP2Engine:
     model, settings = load_model(MODEL, seed=0), FSDP2Config(compute_dtype=compute_dtype)
     with nullcontext() if is_grouped else no_group():
-        return FSDP2Engine(model, settings, OPTIM, total_steps=10, seed=0)
+        return fsdp2(model, settings, OPTIM, total_steps=10, seed=0)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from podium.engines.micro_batch import MicroBatch, Prompts, longest_sequence
 from podium.errors import DataError, EngineError
 from podium.protocol import DataProto
 from podium.protocol.jagged import parts
-from tests.engines.builders import ROPE, VOCAB, batch_of, engine_of, model_of, plain_log_probs, token_batch
+from tests.engines.builders import ROPE, VOCAB, batch_of, engine_of, fsdp2, model_of, plain_log_probs, token_batch
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 WIDE = TOKENS | {"initializer_range": 0.3}
@@ -105,7 +105,7 @@ def long_batch(longest: int = 40) -> DataProto:
 
 
 def largest_gap(model: tf.PreTrainedModel, batch: DataProto, layout: Any, budget: int = 300) -> float:
-    engine = FSDP2Engine(model, FSDP2Config(layout=layout, max_tokens_per_micro_batch=budget), None, total_steps=0, seed=0)
+    engine = fsdp2(model, FSDP2Config(layout=layout, max_tokens_per_micro_batch=budget))
     with torch.no_grad():
         expected = torch.cat(plain_log_probs(model, batch))
     return float((parts(engine.infer_batch(batch).batch["log_probs"])[0] - expected).abs().max())

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from podium.config import FSDP2Config
-from podium.engines.fsdp2 import FSDP2Engine
 from podium.errors import DataError, EngineError
 from podium.protocol.jagged import parts
 from tests.engines.builders import (
@@ -18,6 +17,7 @@ from tests.engines.builders import (
     batch_of,
     bigram,
     engine_of,
+    fsdp2,
     model_of,
     plain_log_probs,
     token_batch,
@@ -74,7 +74,7 @@ def test_temperature_divides_the_logits_and_changes_none(layout: Layout) -> None
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_log_probs_are_float32_except_for_a_float64_model(dtype: torch.dtype) -> None:
-    engine = FSDP2Engine(model_of("llama", dtype), FSDP2Config(), None, total_steps=0, seed=0)
+    engine = fsdp2(model_of("llama", dtype), FSDP2Config())
     found = engine.infer_batch(batch_of()).batch["log_probs"]
     assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 

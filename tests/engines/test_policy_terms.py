@@ -22,6 +22,7 @@ from tests.engines.builders import (
     batch_of,
     bigram,
     engine_of,
+    fsdp2,
     has_no_gradients,
     largest_difference,
     model_of,
@@ -170,7 +171,7 @@ def test_an_entropy_bonus_raises_the_entropy_and_a_kl_term_leads_back() -> None:
 
 
 def test_a_forward_only_engine_infers_and_neither_trains_nor_saves() -> None:
-    engine = FSDP2Engine(model_of("llama"), FSDP2Config(max_tokens_per_micro_batch=64), None, total_steps=0, seed=0)
+    engine = fsdp2(model_of("llama"), FSDP2Config(max_tokens_per_micro_batch=64))
     expected = engine_of("llama").infer_batch(batch_of()).batch["log_probs"]
     assert torch.equal(parts(engine.infer_batch(batch_of(LENGTHS)).batch["log_probs"])[0], parts(expected)[0])
     assert not any(parameter.requires_grad for parameter in engine.model.parameters())

@@ -29,6 +29,7 @@ from tests.engines.builders import (
     Scaled,
     batch_of,
     engine_of,
+    fsdp2,
     has_no_gradients,
     largest_difference,
     model_of,
@@ -182,7 +183,7 @@ def test_a_state_of_float32_goes_on_in_bfloat16_with_the_same_masters() -> None:
 
 
 def test_a_reference_is_rounded_once_and_agrees_with_the_actor() -> None:
-    reference = FSDP2Engine(model_of("llama", torch.float32), FSDP2Config(compute_dtype="bfloat16"), None, total_steps=0, seed=0)
+    reference = fsdp2(model_of("llama", torch.float32), FSDP2Config(compute_dtype="bfloat16"))
     assert {parameter.dtype for parameter in reference.model.parameters()} == {torch.bfloat16}
     found, expected = (parts(engine.infer_batch(batch_of()).batch["log_probs"])[0] for engine in (reference, mixed("llama")))
     assert torch.equal(found, expected)

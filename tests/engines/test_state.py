@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from podium.checkpoint import load_state, save_state
 from podium.config import FSDP2Config, OptimConfig
-from podium.engines.fsdp2 import FSDP2Engine
 from podium.errors import EngineError
-from tests.engines.builders import LOSS, Scaled, batch_of, engine_of, largest_difference, model_of, state_of, weights_of
+from tests.engines.builders import LOSS, Scaled, batch_of, engine_of, fsdp2, largest_difference, model_of, state_of, weights_of
 
 SETTINGS = {"schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1, "total_steps": 8}
 
@@ -118,7 +117,7 @@ def test_each_rank_has_its_own_dropout_and_keeps_it_over_a_resume() -> None:
     """J4: two ranks never draw the same, and what a rank draws depends on the seed, the rank and the version alone."""
 
     def drawn(rank: int, version: int) -> list[float]:
-        engine = FSDP2Engine(model_of("llama"), FSDP2Config(), OptimConfig(lr=0.01), total_steps=10, seed=3, rank=rank)
+        engine = fsdp2(model_of("llama"), FSDP2Config(), OptimConfig(lr=0.01), total_steps=10, seed=3, rank=rank)
         engine.version = version
         with engine._training():
             return torch.rand(4).tolist()

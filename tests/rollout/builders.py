@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from tokenizers import AddedToken
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from podium.config import HFRolloutConfig, ModelConfig
 from podium.protocol import DataProto
 from podium.protocol.jagged import jagged_from_rows
+from podium.rollout import RolloutContext
 from podium.rollout.hf import HFRollout
 from podium.weights import named_weights
 
@@ -35,7 +39,24 @@ def llama(*, seed: int = 0, dtype: torch.dtype = torch.float32, vocab_size: int 
     return LlamaForCausalLM(config).to(dtype)
 
 
-def rollout_of(
+class Tokenizer:
+    """What a rollout asks of a tokenizer; the text of token n is "n "."""
+
+    pad_token_id = 0
+
+    def __init__(
+        self, eos_token_id: int | None, detokenize: Callable[[Sequence[int]], str] | None, special_tokens: Mapping[str, int]
+    ) -> None:
+        self.eos_token_id = eos_token_id
+        self.added_tokens_decoder = {number: AddedToken(name, special=True) for name, number in special_tokens.items()}
+        self._detokenize = detokenize or (lambda tokens: "".join(f"{token} " for token in tokens))
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return self._detokenize(tokens)
+
+
+def hf_rollout(
     model: PreTrainedModel,
     *,
     max_rows: int = 1000,
@@ -43,9 +64,17 @@ def rollout_of(
     detokenize: Callable[[Sequence[int]], str] | None = None,
     special_tokens: Mapping[str, int] | None = None,
 ) -> HFRollout:
+    """A rollout over a finished model, without a version of weights."""
+    model.generation_config.eos_token_id = list(eos_token_ids)  # type: ignore[union-attr]
+    tokenizer: Any = Tokenizer(None, detokenize, special_tokens or {})
+    settings = HFRolloutConfig(max_rows=max_rows)
+    context = RolloutContext(ModelConfig(path="of the test"), settings, tokenizer, seed=0, loader=lambda: model)
+    return HFRollout(context)
+
+
+def rollout_of(model: PreTrainedModel, **settings: Any) -> HFRollout:
     """A rollout that holds the model's own weights as version 0."""
-    texts = {"detokenize": detokenize, "special_tokens": special_tokens}
-    rollout = HFRollout(model, eos_token_ids=eos_token_ids, pad_token_id=0, max_rows=max_rows, **texts)  # type: ignore[arg-type]
+    rollout = hf_rollout(model, **settings)
     rollout.update_weights([(name, tensor.clone()) for name, tensor in named_weights(model)], version=0)
     return rollout
 

@@ -11,13 +11,11 @@ import torch
 from torch import nn
 
 from podium.config.schema import SamplingConfig
-from podium.errors import ConfigError, DataError, RolloutError, StaleWeightsError
+from podium.errors import DataError, RolloutError, StaleWeightsError
 from podium.protocol import DataProto, pad_dataproto_to_divisor, without_padding
 from podium.protocol.jagged import parts
-from podium.rollout import build_rollout
-from podium.rollout.hf import HFRollout
 from podium.weights import named_weights
-from tests.rollout.builders import EOS, RAGGED, batch_of, forward_shapes, llama, recomputed, rollout_of, rows_of
+from tests.rollout.builders import EOS, RAGGED, batch_of, forward_shapes, hf_rollout, llama, recomputed, rollout_of, rows_of
 
 SAMPLED = SamplingConfig(max_new_tokens=8, n=4)
 GREEDY = SamplingConfig(n=1, max_new_tokens=8, temperature=0.0)
@@ -286,7 +284,7 @@ def test_training_the_source_changes_nothing_until_the_next_update() -> None:
 
 
 def test_versions_are_required() -> None:
-    rollout = HFRollout(llama(), eos_token_ids=(EOS,), pad_token_id=0, max_rows=8)
+    rollout = hf_rollout(llama())
     with pytest.raises(StaleWeightsError, match=r"no weights yet.*call update_weights\(\)"):
         rollout.generate(batch_of(), GREEDY, seed=0, step=0)
     rollout.update_weights(named_weights(llama()), version=3)
@@ -350,11 +348,6 @@ def test_a_prompt_that_just_fits_is_answered() -> None:
     assert len(rollout_of(llama()).generate(batch_of([[3] * 56]), GREEDY, seed=0, step=0)) == 1
 
 
-def test_stop_strings_need_text() -> None:
-    with pytest.raises(RolloutError, match="give HFRollout a `detokenize`"):
-        rollout_of(llama()).generate(batch_of(), SamplingConfig(stop=("x",)), seed=0, step=0)
-
-
 def test_nan_weights_are_named() -> None:
     model = llama()
     rollout = rollout_of(model)
@@ -363,13 +356,3 @@ def test_nan_weights_are_named() -> None:
     for sampling in (SAMPLED, GREEDY, SamplingConfig(max_new_tokens=8, top_k=3)):
         with pytest.raises(RolloutError, match=r"not finite, first in sample 0 of prompt 'uid-0'"):
             rollout.generate(batch_of(), sampling, seed=0, step=0)
-
-
-def test_engines_are_built_by_name() -> None:
-    rollout = build_rollout("hf", llama(), eos_token_ids=(EOS,), pad_token_id=0, max_rows=8)
-    assert isinstance(rollout, HFRollout)
-    assert rollout.version is None
-    with pytest.raises(ConfigError, match="unknown rollout 'hff'; did you mean 'hf'"):
-        build_rollout("hff", llama(), eos_token_ids=(EOS,), pad_token_id=0, max_rows=8)
-    with pytest.raises(RolloutError, match="max_rows must be at least 1, got 0"):
-        build_rollout("hf", llama(), eos_token_ids=(EOS,), pad_token_id=0, max_rows=0)

@@ -10,8 +10,7 @@ import transformers as tf
 
 from podium.config.schema import SamplingConfig
 from podium.errors import DataError, RolloutError
-from podium.rollout.hf import HFRollout
-from tests.rollout.builders import EOS, RAGGED, batch_of, forward_shapes, recomputed, rollout_of, rows_of
+from tests.rollout.builders import EOS, RAGGED, batch_of, forward_shapes, hf_rollout, recomputed, rollout_of, rows_of
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 ROPE = SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -83,7 +82,7 @@ def test_generates_what_transformers_generates(name: str) -> None:
 def test_a_model_without_a_cache_argument_is_refused() -> None:
     model = tf.AutoModelForCausalLM.from_config(tf.RwkvConfig(vocab_size=40, hidden_size=32, num_hidden_layers=2))
     with pytest.raises(RolloutError, match="RwkvForCausalLM takes none of cache, past_key_values"):
-        HFRollout(model, eos_token_ids=(EOS,), pad_token_id=0, max_rows=8)
+        hf_rollout(model)
 
 
 def test_a_model_with_its_state_elsewhere_is_refused() -> None:

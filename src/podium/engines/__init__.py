@@ -1,6 +1,7 @@
 """Training a model: one contract, several backends; and the devices that it runs on."""
 
 from podium.engines.base import BaseEngine, StepResult
+from podium.engines.context import EngineContext
 from podium.engines.device import (
     get_device_name,
     get_nccl_backend,
@@ -9,11 +10,10 @@ from podium.engines.device import (
     pick_device,
 )
 from podium.engines.numa import set_numa_affinity
-from podium.engines.registry import EngineRegistry
 
 __all__ = [
     "BaseEngine",
-    "EngineRegistry",
+    "EngineContext",
     "StepResult",
     "get_device_name",
     "get_nccl_backend",

@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from podium.algorithms import Loss, LossSum, TokenOutputs
-from podium.config import EngineConfig, OptimConfig
+from podium.engines.context import EngineContext
 from podium.engines.micro_batch import LAYOUTS, Layout, MicroBatch, check_lengths
 from podium.errors import DataError, EngineError
 from podium.models import RowLimit
@@ -47,24 +47,8 @@ class BaseEngine(ABC):
     """
 
     @abstractmethod
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        engine: EngineConfig,
-        optim: OptimConfig | None,
-        *,
-        total_steps: int,
-        seed: int,
-        dropout: bool = False,
-        rank: int = 0,
-        device: torch.device | None = None,
-    ) -> None:
-        """Take over a model. `total_steps`, in optimizer steps, ends the schedule.
-
-        `dropout`: whether training passes have the model's own noise (dropout, layer drop, router jitter), keyed by `seed` and
-        `rank`; otherwise they compute what inference computes.
-        Without `optim` the engine is forward only: parameters take no gradient, and training and state are EngineErrors.
-        """
+    def __init__(self, context: EngineContext[Any]) -> None:
+        """Build this rank's part of the model, and the optimizer if there is one."""
 
     device: torch.device = torch.device("cpu")
     version: int = 0

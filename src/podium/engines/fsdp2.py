@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from podium.algorithms import TokenOutputs, logprobs_and_entropies
 from podium.config import FSDP2Config, OptimConfig
 from podium.engines.base import BaseEngine, StepResult
+from podium.engines.context import EngineContext
 from podium.engines.device import is_out_of_memory, rng_devices
 from podium.engines.layout_trials import (
     MASKED_LAYOUTS,
@@ -54,24 +55,13 @@ class FSDP2Engine(BaseEngine):
     """A `PreTrainedModel`, its optimizer and its schedule; parameters, gradients and optimizer state spread over the ranks.
 
     The ranks are those of torch.distributed's default group, which must exist before the engine does; without one the
-    engine is alone. `total_steps` is the number of optimizer steps after which a decaying schedule has ended; `seed` and
-    `rank` key dropout. Every rank must make the same calls. With `engine.compute_dtype` forward and backward are in that dtype
-    and all else in the parameters' own, but a forward-only model is rounded to it for good.
+    engine is alone. Every rank must make the same calls. With `compute_dtype` forward and backward are in that dtype and all
+    else in the parameters' own, but a forward-only model is rounded to it for good.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        engine: FSDP2Config,
-        optim: OptimConfig | None,
-        *,
-        total_steps: int,
-        seed: int,
-        dropout: bool = False,
-        rank: int = 0,
-        device: torch.device | None = None,
-    ) -> None:
-        self.device = device or torch.device("cpu")
+    def __init__(self, context: EngineContext[FSDP2Config]) -> None:
+        engine, optim, self.device = context.settings, context.optim, context.device
+        model: PreTrainedModel = context.load_model()
         self.model: PreTrainedModel = model.to(self.device)  # type: ignore[arg-type] # transformers hides `to`'s signature
         self._ranks = DataParallelRanks(self.device)
         self.dp_rank, self.dp_size = self._ranks.rank, self._ranks.size
@@ -79,8 +69,8 @@ class FSDP2Engine(BaseEngine):
         self._ranks.shard(self.model, set(getattr(model, "_no_split_modules", None) or ()), sharding_policy(model, dtype))
         self._stand_ins = StandIns(model, dtype) if dtype is not None and not self._ranks.is_sharded else None
         self.max_row_tokens = engine.max_tokens_per_micro_batch
-        self._config, self._optim_config, self._total_steps = engine, optim, total_steps
-        self._seed, self._rank, self._dropout = whole_number("seed", seed), rank, dropout
+        self._config, self._optim_config, self._total_steps = engine, optim, context.total_steps
+        self._seed, self._rank, self._dropout = whole_number("seed", context.seed), context.rank, context.dropout
         self._adamw = None if optim is None else _adamw(model, optim)
         if optim is None:
             model.requires_grad_(False)

@@ -7,6 +7,7 @@ from podium.models.loading import (
     load_model,
     load_model_config,
     load_tokenizer,
+    pad_token_id,
     save_model,
 )
 from podium.models.sources import check_model_path, fetch_model, local_folder, model_folder
@@ -22,6 +23,7 @@ __all__ = [
     "load_tokenizer",
     "local_folder",
     "model_folder",
+    "pad_token_id",
     "row_limit",
     "save_model",
 ]

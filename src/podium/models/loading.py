@@ -139,6 +139,12 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
 
 
+def pad_token_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """A token to pad with: the model does not have a row for a padding token that was added to the tokenizer alone."""
+    pad, num_tokens = tokenizer.pad_token_id, model.config.get_text_config().vocab_size
+    return int(pad if pad is not None and pad < num_tokens else tokenizer.eos_token_id)
+
+
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
     """transformers' bars for loading and saving would tear up a progress display, and small models need none."""

@@ -1,6 +1,6 @@
 """Generate with the policy of the moment."""
 
 from podium.rollout.base import BaseRollout
-from podium.rollout.registry import build_rollout
+from podium.rollout.context import RolloutContext
 
-__all__ = ["BaseRollout", "build_rollout"]
+__all__ = ["BaseRollout", "RolloutContext"]

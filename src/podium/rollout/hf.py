@@ -6,7 +6,7 @@ The rim of the engine: columns in, columns out, checks, and which rows share a b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import SupportsIndex
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from podium.config import SamplingConfig
+from podium.config import HFRolloutConfig, SamplingConfig
 from podium.errors import DataError, RolloutError
+from podium.models import eos_token_ids, pad_token_id
 from podium.protocol import DataProto, whole_number
 from podium.protocol import jagged as jg
 from podium.rollout.base import BaseRollout
+from podium.rollout.context import RolloutContext
 from podium.rollout.decoding import Batch, Responses, decode
 from podium.rollout.kv_cache import CachedModel
 from podium.rollout.sampling import draw, uniforms
@@ -30,32 +32,16 @@ from podium.weights import copy_weights
 class HFRollout(BaseRollout):
     """Rollout of a transformers model in this process, on the model's device."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        eos_token_ids: tuple[int, ...],
-        pad_token_id: int,
-        max_rows: int,
-        detokenize: Callable[[Sequence[int]], str] | None = None,
-        special_tokens: Mapping[str, int] | None = None,
-    ) -> None:
-        """Take a model that only this rollout uses.
-
-        eos_token_ids: each ends a response; pad_token_id: any valid id, what is computed for it is never used;
-        max_rows: most rows decoded at once; detokenize: tokens to text without special tokens, needed for stop strings only;
-        special_tokens: ids by name, so that a stop string which is the name of one also ends a response at that token.
-        Raises RolloutError for a model whose forward takes no transformers cache.
-        """
-        if max_rows < 1:
-            raise RolloutError(f"max_rows must be at least 1, got {max_rows}")
-        self._model = model
+    def __init__(self, context: RolloutContext[HFRolloutConfig]) -> None:
+        """RolloutError for a model whose forward pass does not take transformers' cache."""
+        model, tokenizer = context.load_model().to(context.device), context.tokenizer  # type: ignore[arg-type] # of `to`
+        self._model: PreTrainedModel = model
         self._cached_model = CachedModel(model)
-        self._eos_token_ids = eos_token_ids
-        self._pad_token_id = pad_token_id
-        self._max_rows = max_rows
-        self._detokenize = detokenize
-        self._special_tokens = special_tokens or {}
+        self._eos_token_ids = eos_token_ids(model, tokenizer)
+        self._pad_token_id = pad_token_id(model, tokenizer)
+        self._max_rows = context.settings.max_rows
+        self._tokenizer = tokenizer
+        self._special_tokens = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """See `BaseRollout`. After an error no version is held, since the weights are a mixture."""
@@ -67,7 +53,7 @@ class HFRollout(BaseRollout):
         """See `BaseRollout`. The model runs in evaluation mode and keeps its own mode; stop strings decode the whole
         response after every token, which costs more than a small model's forward pass.
 
-        Raises RolloutError for stop strings without `detokenize`, and for logits that are not finite.
+        Raises RolloutError for logits that are not finite.
         """
         version = self.require_version()
         uids = self._check(prompts, sampling)
@@ -92,8 +78,6 @@ class HFRollout(BaseRollout):
 
     def _check(self, prompts: DataProto, sampling: SamplingConfig) -> list[str]:
         """The uids, once it is sure that every prompt can be answered."""
-        if sampling.stop and self._detokenize is None:
-            raise RolloutError(f"stop strings {sampling.stop} need text: give HFRollout a `detokenize` function")
         for kind, table, name in (("tensor", prompts.batch, "prompts"), ("object", prompts.non_tensor_batch, "uid")):
             if name not in table:
                 raise DataError(f"generate needs the {kind} column {name!r}; there are: {', '.join(table) or 'none'}")
@@ -128,16 +112,18 @@ class HFRollout(BaseRollout):
     def _is_finished(self, stop: tuple[str, ...], device: torch.device) -> Callable[[Tensor], Tensor]:
         last_ids = [*self._eos_token_ids, *[self._special_tokens[name] for name in stop if name in self._special_tokens]]
         ids = torch.tensor(last_ids, dtype=torch.int64, device=device)
-        detokenize = self._detokenize
 
         def is_finished(tokens_RT: Tensor) -> Tensor:
             is_last_R = torch.isin(tokens_RT[:, -1], ids)
-            if stop and detokenize is not None:
-                texts = map(detokenize, tokens_RT.tolist())
+            if stop:
+                texts = map(self._text, tokens_RT.tolist())
                 is_last_R |= torch.tensor([any(string in text for string in stop) for text in texts], device=device)
             return is_last_R
 
         return is_finished
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
 def _uid_text(row: int, uid: object) -> str:

@@ -12,18 +12,19 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from podium.algorithms import Aggregation, KLTerm, PolicyLoss
 from podium.checkpoint import WrittenFiles
-from podium.config import ActorConfig, HFRolloutConfig, ModelConfig, ProfilerConfig, RolloutConfig, SamplingConfig
+from podium.config import ActorConfig, ModelConfig, ProfilerConfig, RolloutConfig, SamplingConfig
 from podium.engines import pick_device
 from podium.errors import ConfigError, unknown_name
-from podium.models import eos_token_ids, load_model, load_tokenizer
+from podium.models import load_model, load_tokenizer
 from podium.observability import LAYOUT_FRAC, LOG_PROB_GAP, Max, Mean, Metrics
+from podium.parts import ROLLOUTS
 from podium.protocol import DataProto, object_column, without_padding
 from podium.protocol.jagged import parts
-from podium.rollout import BaseRollout, build_rollout
+from podium.rollout import BaseRollout, RolloutContext
 from podium.single_controller import Dispatch, Worker, make_nd_compute_dataproto_dispatch_fn, register
 from podium.weights import named_weights
 from podium.workers.profiling import DistProfiler, DistProfilerExtension
@@ -186,18 +187,18 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
         return self.actor.save_hf(local_path)
 
     def _build_rollout(self, model: PreTrainedModel) -> BaseRollout:
-        tokenizer, settings = load_tokenizer(self.spec.model), self.spec.rollout
-        self._tokenizer = tokenizer
-        assert isinstance(settings, HFRolloutConfig)
-        rollout = build_rollout(
-            self.spec.rollout.name,
-            model.to(pick_device()),  # type: ignore[arg-type] # transformers hides `to`'s signature
-            eos_token_ids=eos_token_ids(model, tokenizer),
-            pad_token_id=_known_pad(tokenizer, model),
-            detokenize=lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
-            special_tokens={str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special},
-            max_rows=settings.max_rows,
+        settings, self._tokenizer = self.spec.rollout, load_tokenizer(self.spec.model)
+        context = RolloutContext(
+            model=self.spec.model,
+            settings=settings,
+            tokenizer=self._tokenizer,
+            seed=self.spec.seed,
+            rank=self.rank,
+            world_size=self.world_size,
+            device=pick_device(),
+            loader=lambda: model,
         )
+        rollout: BaseRollout = ROLLOUTS.resolve(settings.name, settings.source)(context)
         if self._actor is None:
             rollout.update_weights(named_weights(model), version=0)
         return rollout
@@ -225,12 +226,6 @@ def _real(batch: DataProto, key: str) -> Tensor:
 
 def _mean(values: Tensor) -> Mean:
     return Mean(float(values.sum(dtype=torch.float64)), float(len(values)))
-
-
-def _known_pad(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
-    """A token to pad with: a padding token that was added to the tokenizer alone has no row in the model."""
-    pad, num_tokens = tokenizer.pad_token_id, model.config.get_text_config().vocab_size
-    return int(pad if pad is not None and pad < num_tokens else tokenizer.eos_token_id)
 
 
 def _reference(spec: PolicySpec, start: PreTrainedModel) -> TrainingWorker:

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from podium.algorithms import Loss
 from podium.checkpoint import WrittenFiles, load_state, save_state
 from podium.config import EngineConfig, ModelConfig, OptimConfig
-from podium.engines import BaseEngine, pick_device
+from podium.engines import BaseEngine, EngineContext, pick_device
 from podium.errors import CheckpointError, DataError, EngineError
-from podium.models import load_model, load_tokenizer
+from podium.models import load_tokenizer
 from podium.observability import Last, Metrics
 from podium.parts import ENGINES
 from podium.protocol import DataProto, Field, check_fields
@@ -59,16 +59,19 @@ class TrainingWorker(Worker):
         device = pick_device()
         if self.world_size > 1:
             self.init_process_group()
-        self.engine: BaseEngine = ENGINES.resolve(spec.engine.name, spec.engine.source)(
-            model if model is not None else load_model(spec.model, seed=spec.seed),
-            spec.engine,
-            spec.optim,
+        context = EngineContext(
+            model=spec.model,
+            settings=spec.engine,
+            optim=spec.optim,
             total_steps=spec.total_steps,
             seed=spec.seed,
             dropout=spec.dropout,
             rank=self.rank,
+            world_size=self.world_size,
             device=device,
+            loader=None if model is None else lambda: model,
         )
+        self.engine: BaseEngine = ENGINES.resolve(spec.engine.name, spec.engine.source)(context)
         self._loss: Loss | None = None
         self._register_dispatch_collect_info("train", self.engine.dp_rank, self.engine.is_collect)
 
