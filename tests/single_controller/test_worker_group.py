@@ -34,8 +34,8 @@ from podium.single_controller import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from podium.single_controller.calls.futures import Settling
 from podium.single_controller.calls.group_call import MOST_SHAPES
+from podium.single_controller.processes.pending_call import PendingCall
 from podium.single_controller.runtime.base import RUNTIMES, GroupSpec
 
 
@@ -313,10 +313,8 @@ class Gated:
         assert self.gate.wait(20.0)
         return {0: 100}
 
-    def let_go(self) -> None: ...
-
     def future(self) -> GroupFuture[int]:
-        return GroupFuture(Settling(self, lambda answers: answers[0]))
+        return GroupFuture(cast(PendingCall, self), lambda answers: answers[0])
 
 
 def test_what_a_call_waits_with_is_what_was_passed():

@@ -162,7 +162,7 @@ def test_every_reader_gets_the_same_error(maker: WorkerGroup[Maker]):
 
 def test_a_wait_with_a_limit_may_be_repeated(maker: WorkerGroup[Maker]):
     future = maker.make(rows(1, 2), 0.8)
-    with pytest.raises(CallTimeoutError, match=r"'make' has not finished within 0\.05 s; it goes on, ask") as caught:
+    with pytest.raises(CallTimeoutError, match=r"'make' has not finished within 0\.05 s; it is still running") as caught:
         future.get(timeout=0.05)
     assert caught.value.silent_ranks == (0, 1)
     assert values(future.get(timeout=30.0)) == [2, 3]

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from podium.errors import DataError, DispatchError
-from podium.single_controller.calls.futures import FutureList, GroupFuture, Settling, is_future
+from podium.single_controller.calls.futures import FutureList, GroupFuture, is_future
 from podium.single_controller.calls.row_futures import DataProtoFuture
 from podium.single_controller.calls.traffic import recording
 from podium.single_controller.processes.deferred import DeferredCall
@@ -105,15 +105,15 @@ class Invocation:
             processes.wait_for_deferred()
             pending = self._send_now()
             references = [processes.runtime.reference(ticket) for ticket in pending.tickets.values()]
-            return FutureList(references, self._watched(Settling(pending, self._collect)))
+            return FutureList(references, self._tracked(GroupFuture(pending, self._collect)))
         must_wait = processes.has_deferred or self._has_running_arguments()
         sent = self._send_later() if must_wait else self._send_now()
-        kind = DataProtoFuture if self._joins_rows else GroupFuture
-        return kind(self._watched(Settling(sent, self._collect)))
+        kind: type[GroupFuture[Any]] = DataProtoFuture if self._joins_rows else GroupFuture
+        return self._tracked(kind(sent, self._collect))
 
-    def _watched(self, settling: Settling[Any]) -> Settling[Any]:
-        self._group.processes.expect_reader(settling)
-        return settling
+    def _tracked(self, future: GroupFuture[Any]) -> GroupFuture[Any]:
+        self._group.processes.expect_reader(future)
+        return future
 
     def _has_running_arguments(self) -> bool:
         values = (*self._args, *self._kwargs.values()) if self._method.registration.materialize_futures else ()

@@ -16,7 +16,7 @@ from podium.protocol.indexing import LastBatch, RowIndex
 from podium.protocol.merging import MetaPolicy
 from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import as_proto, is_rows
-from podium.single_controller.calls.futures import GroupFuture, Settled
+from podium.single_controller.calls.futures import GroupFuture
 from podium.single_controller.calls.traffic import DRIVER, recording
 from podium.single_controller.runtime.copies import refuse_to_be_sent
 
@@ -37,7 +37,7 @@ class DataProtoFuture(GroupFuture[Any]):
     @classmethod
     def owning(cls, result: Any) -> Self:
         """`of` for what nobody else has, and so nobody changes: rows of this process are not copied."""
-        return cls(Settled(RemoteRows.held(result) if isinstance(result, DataProto) else result))
+        return cls.settled(RemoteRows.held(result) if isinstance(result, DataProto) else result)
 
     def get(self, timeout: float | None = None, *, keys: Iterable[str] | None = None) -> Any:
         """The rows as the workers returned them, a DataProto or TensorDict, read anew by every call; private copies.
@@ -55,7 +55,7 @@ class DataProtoFuture(GroupFuture[Any]):
 
     def value(self, timeout: float | None = None) -> Any:
         """What stands for the result in another call: `RemoteRows`, or what is no rows itself."""
-        return self._settling.get(timeout)
+        return self._settle(timeout)
 
     def _rows(self, timeout: float | None = None) -> RemoteRows:
         value = self.value(timeout)

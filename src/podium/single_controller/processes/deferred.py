@@ -49,11 +49,6 @@ class DeferredCall:
         """Every rank's answer; raises what an argument, the sending or the call has failed of."""
         return self._sent.result().finish()
 
-    def let_go(self) -> None:
-        """Its answers are read without us."""
-        if self._was_sent():
-            self._sent.result().let_go()
-
     def send(self) -> None:
         """Send the call, unless it was dropped before its arguments were there."""
         try:

@@ -57,7 +57,7 @@ class PendingCall:
     timeout_s: float
     lifecycle: Lifecycle
     slow_after_s: float = SLOW_AFTER_S
-    in_flight: InFlightCalls = field(default_factory=InFlightCalls)
+    in_flight: InFlightCalls[PendingCall] = field(default_factory=InFlightCalls)
     """The calls of the same ranks, which this one is among as long as it is not over."""
     took_s: dict[str, float] = field(default_factory=dict)
     """By method, how long its last call on these ranks took until the last rank answered."""
@@ -132,9 +132,9 @@ class PendingCall:
             self._answers, self.tickets = {}, {}  # the caller's from here on: a call that is watched keeps no data alive
             return answers
 
-    def let_go(self) -> None:
-        """Its answers are read without us: it is watched as long as its future lives, and its results are not kept."""
-        self.in_flight.hand_over(self)
+    def untrack(self) -> None:
+        """The caller reads the answers without the group: neither its status nor its memory has the call any more."""
+        self.in_flight.remove(self)
 
     def _take(self, timeout_s: float, arrived: float | None = None) -> None:
         """Note the outcomes that are there; `arrived` is when failures among them came in, None for now."""
@@ -209,7 +209,7 @@ class PendingCall:
         """Where a rank that died did so perhaps: in calls that it was sent before this one and did not answer either."""
         if not isinstance(cause, WorkerLostError):
             return []
-        before = [call.method for call in self.in_flight.before(self) if call.has_lost(rank)]
+        before = [call.method for call in self.in_flight.in_order() if call.began < self.began and call.has_lost(rank)]
         return [f"rank {rank} had not answered {method!r} either, which was sent before" for method in before]
 
     def _last_words(self, rank: int) -> str:

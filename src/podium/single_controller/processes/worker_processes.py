@@ -249,7 +249,7 @@ class WorkerProcesses:
         """Start a new lifecycle; late events from the old ranks go to the old one."""
         self.lifecycle = Lifecycle()
         self.runtime: Runtime = build_runtime(self.runtime_name)
-        self._in_flight = InFlightCalls()
+        self._in_flight: InFlightCalls[PendingCall] = InFlightCalls()
         self._deferred = DeferredCalls()
         self._handles = None
         self._keeper: Keeper | None = None
