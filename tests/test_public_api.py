@@ -21,7 +21,7 @@ SURFACE = {
         ActorConfig AlgorithmConfig EngineConfig FSDP2Config HFRolloutConfig ModelConfig OptimConfig PartOf PartSettings
         ProfilerConfig RefConfig RewardConfig RolloutConfig RunConfig SamplingConfig Settings TaskConfig TrainerConfig
         WarmupConfig check explain optimizer_steps_per_step part_sections read_yaml resolve rows_per_step settings_called
-        sources_of to_yaml total_optimizer_steps write_value
+        sources_of to_yaml total_optimizer_steps with_absolute_names write_value
     """,
     "podium.datasets": """
         StepSampler prompt_batch prompt_tokens special_token_remarks supervised_batch
@@ -40,7 +40,7 @@ SURFACE = {
         WARMUP_LOSS draw_curve read_rows
     """,
     "podium.parts": """
-        ENGINES PartTable ROLLOUTS Row SourceFile Sources split_name
+        ENGINES PartTable ROLLOUTS Row SourceFile Sources edited read_sources split_name write_sources
     """,
     "podium.protocol": """
         AUTO_PADDING_KEY Batch DataProto DataProtoItem Field Mergeable MetaPolicy PADDING_ROWS_KEY all_gather_data_proto

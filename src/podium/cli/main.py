@@ -26,6 +26,7 @@ from podium.errors import ConfigError, PodiumError, TaskError
 
 if TYPE_CHECKING:
     from podium.config import RunConfig
+    from podium.parts import Sources
 
 
 class _Commands(TyperGroup):
@@ -142,10 +143,11 @@ def explain(
     """Print a run's arithmetic and all its settings, as a YAML file; of a run directory, the bytes that its last step moved."""
     from podium.config import explain as explain_config
     from podium.config import to_yaml
+    from podium.parts import read_sources
 
     if _is_folder(source):
         require_run(Path(source), "")
-        config = read_source(str(Path(source) / "config.yaml"), overrides or [])
+        config = read_source(str(Path(source) / "config.yaml"), overrides or [], sources=read_sources(Path(source) / "parts"))
         from podium.cli import explaining
 
         explaining.explain_run(Path(source), explain_config(config), as_json=as_json)
@@ -164,13 +166,13 @@ def _is_folder(source: str) -> bool:
     return source not in RECIPES and Path(source).is_dir()
 
 
-def read_source(source: str, overrides: list[str], *, is_trained: bool = True) -> RunConfig:
-    """The checked config of a recipe's name or a YAML file."""
+def read_source(source: str, overrides: list[str], *, is_trained: bool = True, sources: Sources | None = None) -> RunConfig:
+    """The checked config of a recipe's name or a YAML file; `sources` are the files of parts that a run has stored."""
     from podium.config import check, read_yaml, resolve
     from podium.recipes import recipe
 
     is_file = source.endswith((".yaml", ".yml")) or os.sep in source
-    config = resolve(read_yaml(Path(source)) if is_file else recipe(source), overrides)
+    config = resolve(read_yaml(Path(source)) if is_file else recipe(source), overrides, sources=sources)
     check(config, is_trained=is_trained)
     return config
 

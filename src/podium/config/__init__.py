@@ -3,7 +3,7 @@
 from podium.config.arithmetic import check, explain, optimizer_steps_per_step, rows_per_step, total_optimizer_steps
 from podium.config.base import Settings
 from podium.config.load import read_yaml, resolve, settings_called, to_yaml
-from podium.config.parts import PartOf, PartSettings, part_sections, sources_of
+from podium.config.parts import PartOf, PartSettings, part_sections, sources_of, with_absolute_names
 from podium.config.reading import write_value
 from podium.config.schema import (
     ActorConfig,
@@ -55,5 +55,6 @@ __all__ = [
     "sources_of",
     "to_yaml",
     "total_optimizer_steps",
+    "with_absolute_names",
     "write_value",
 ]

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, GetCoreSchemaHandler, PrivateAttr, ValidationError, ValidationInfo
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from podium.config.base import Settings
 from podium.errors import ConfigError
-from podium.parts import PartTable, SourceFile, Sources
+from podium.parts import PartTable, SourceFile, Sources, split_name
+
+S = TypeVar("S", bound=BaseModel)
 
 SOURCES = "sources"
 """Key in pydantic's validation context: the files that a run has stored, as `Sources`."""
@@ -123,6 +125,21 @@ def part_sections(settings: BaseModel, prefix: str = "") -> Iterator[tuple[str, 
 def sources_of(settings: BaseModel) -> dict[str, SourceFile]:
     """The files of all parts that are named by a path, by their absolute paths."""
     return {section.source.path: section.source for _, _, section in part_sections(settings) if section.source is not None}
+
+
+def with_absolute_names(settings: S) -> S:
+    """The same settings, where the name of each part from a file has the file's absolute path."""
+    changes: dict[str, Any] = {}
+    for key in type(settings).model_fields:
+        value = getattr(settings, key)
+        if isinstance(value, BaseModel):
+            changes[key] = with_absolute_names(value)
+        elif isinstance(value, tuple) and any(isinstance(item, PartSettings) for item in value):
+            changes[key] = tuple(map(with_absolute_names, value))
+    if isinstance(settings, PartSettings) and settings.source is not None:
+        changes["name"] = f"{settings.source.path}:{split_name(settings.name)[1]}"
+    changed = {key: value for key, value in changes.items() if value != getattr(settings, key)}
+    return settings.model_copy(update=changed) if changed else settings
 
 
 @dataclass(frozen=True)

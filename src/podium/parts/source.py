@@ -37,7 +37,7 @@ class SourceFile:
         """The file as it is now. ConfigError where it cannot be read."""
         absolute = absolute_path(path)
         try:
-            return cls(absolute, Path(absolute).read_text(encoding="utf-8"))
+            return cls(absolute, Path(absolute).read_bytes().decode())
         except FileNotFoundError:
             where = "" if Path(path).expanduser().is_absolute() else f" (relative to {Path.cwd()})"
             raise ConfigError(f"no such file: {path}{where}") from None

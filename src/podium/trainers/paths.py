@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from podium.config import RunConfig
+from podium.config import RunConfig, with_absolute_names
 from podium.models import BUILT_IN
 
 FILES = ("train_files", "validation_files", "held_out_files")
@@ -16,6 +16,7 @@ def anchored(config: RunConfig) -> RunConfig:
     A model's folder is followed through links, such as `runs/latest`, which soon means another run; a file keeps its own name,
     which is part of its rows' uids.
     """
+    config = with_absolute_names(config)
     task = {key: tuple(map(_file, getattr(config.task, key))) for key in FILES}
     script, colon, function = (config.reward.function or "").rpartition(":")
     reward = {"function": f"{_file(script)}:{function}"} if colon else {}

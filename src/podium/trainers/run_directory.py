@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from podium.checkpoint import CheckpointStore
-from podium.config import RunConfig, read_yaml, resolve, to_yaml
+from podium.config import RunConfig, read_yaml, resolve, sources_of, to_yaml
 from podium.errors import ConfigError
+from podium.parts import edited, read_sources, write_sources
 from podium.tasks import Task, task_fingerprint
 from podium.trainers.json_files import read_json, write_json, write_text
 from podium.trainers.model_files import ModelFiles, check_given, check_published, pin_given
@@ -25,7 +26,7 @@ from podium.trainers.settings import SettingsRecord, changes
 
 logger = logging.getLogger(__name__)
 
-FOLDERS = ("checkpoints", "hf", "tb", "warmup")
+FOLDERS = ("checkpoints", "hf", "parts", "tb", "warmup")
 FILES = (
     *("metrics.jsonl", "samples.jsonl", "report.json", "task.json", "settings.json", "models.json", "traffic.json"),
     *("reward.log", "curve.png", ".lock"),
@@ -37,7 +38,7 @@ class RunDirectory:
     """Paths of one run: `config.yaml`, `settings.json` (a record of it, which shows edits), `task.json` (the task's fingerprint),
     `models.json` (checksums of the models that it was given), `metrics.jsonl`, `traffic.json` (what the last step moved),
     `samples.jsonl`, `tb/`, `curve.png`, `report.json`, `checkpoints/`, `hf/` (the trained model), and `warmup/` with the same
-    files of the supervised phase."""
+    files of the supervised phase. `parts/` has the files of parts that are named by a path."""
 
     path: Path
 
@@ -47,7 +48,12 @@ class RunDirectory:
 
     @property
     def settings(self) -> SettingsRecord:
-        return SettingsRecord(self.path / "settings.json")
+        return SettingsRecord(self.path / "settings.json", read_sources(self.parts))
+
+    @property
+    def parts(self) -> Path:
+        """The files of parts that are named by a path, as they were when the run first used them."""
+        return self.path / "parts"
 
     @property
     def checkpoints(self) -> Path:
@@ -106,6 +112,7 @@ class RunDirectory:
                 raise ConfigError(f"run_root: no run directory can be made at {path}: {exc}") from exc
             run = cls(path)
             try:
+                write_sources(run.parts, sources_of(config))
                 run.config.write_text(to_yaml(config), encoding="utf-8")
                 run.settings.write(config)
             except OSError as exc:
@@ -123,13 +130,20 @@ class RunDirectory:
         """
         run = cls(path.resolve())
         run.check_files()
-        written, recorded = anchored(resolve(read_yaml(run.config))), run.settings.read()
+        written, recorded = run._written(), run.settings.read()
         if recorded is None:
             logger.warning("%s is gone: whether config.yaml was edited since the run began cannot be told", run.settings.path)
         else:
             run.settings.check_edits(written, anchored(resolve(recorded, overrides)), run.path)
-        config = anchored(resolve(written, overrides))
+        config = anchored(resolve(written, overrides, sources=read_sources(run.parts)))
         run.check_settings(config)
+        for source in filter(edited, sources_of(config).values()):
+            logger.warning(
+                "%s was edited since the run began: the run goes on with the text that it began with, which is %s. To use the "
+                "edit, start a new run, or give the file another path and choose that",
+                source.path,
+                run.parts / f"{source.sha256}.py",
+            )
         return run, config
 
     def is_done(self, config: RunConfig) -> bool:
@@ -169,10 +183,15 @@ class RunDirectory:
         `settings.json`."""
         config = anchored(config)
         self.check_settings(config)
+        write_sources(self.parts, sources_of(config))
         for change in self.settings.write(config, after_step=self.saved_step):
             logger.warning("%s goes on with another setting: %s", self.path.name, change)
-        if not self.config.is_file() or anchored(resolve(read_yaml(self.config))) != config:
+        if not self.config.is_file() or self._written() != config:
             write_text(self.config, to_yaml(config))
+
+    def _written(self) -> RunConfig:
+        """What `config.yaml` holds."""
+        return anchored(resolve(read_yaml(self.config), sources=read_sources(self.parts)))
 
     @contextmanager
     def locked(self) -> Iterator[None]:

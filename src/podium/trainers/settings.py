@@ -10,6 +10,7 @@ from typing import Any
 
 from podium.config import RunConfig, resolve, write_value
 from podium.errors import ConfigError
+from podium.parts import Sources
 from podium.trainers.json_files import read_json, write_json
 
 FREE_SECTION = "profiler."
@@ -64,12 +65,14 @@ class SettingsRecord:
     """`settings.json` of a run: the settings it was last started with, and a list of what was changed on the way."""
 
     path: Path
+    sources: Sources
+    """The files of parts that the run has stored."""
 
     def read(self) -> RunConfig | None:
         """The settings; None without a file. ConfigError when it is damaged."""
         content = self._content()
         try:
-            return None if content is None else resolve(content["settings"])
+            return None if content is None else resolve(content["settings"], sources=self.sources)
         except ConfigError as exc:
             raise ConfigError(f"{self.path} does not hold settings of this version: {exc}\n{REMEDY}") from exc
 
