@@ -14,7 +14,7 @@ EXTRAS := ray,tasks,tensorboard,plot,parquet,dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv venv-bench venv-verl smollm2 demo test check lint english layers types doctests slow test-tensordict-010 bench gpu-check clean
+.PHONY: help venv venv-bench venv-verl smollm2 demo test check lint english layers types doctests slow test-tensordict-010 test-trackers bench gpu-check clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -69,6 +69,17 @@ test-tensordict-010: $(OLD_TENSORDICT)/.installed ## The tests of TensorDicts wi
 	PYTHONPATH="$(OLD_TENSORDICT)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -c 'import sys, tensordict as t; t.__version__ == "0.10.0" or sys.exit(f"error: not tensordict 0.10.0, but {t.__version__} of {t.__file__}")'
 	PYTHONPATH="$(OLD_TENSORDICT)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest tests/protocol/test_tensordict_ops.py tests/protocol/test_row_kinds.py $(ARGS)
 
+# The libraries of all trackers, in front of what .venv has: their own dependencies may be other versions than those there.
+TRACKERS := .venv-trackers
+$(TRACKERS)/.installed: pyproject.toml constraints/cpu.txt | $(STAMP)
+	$(BIN)/python -m venv $(TRACKERS)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > $$($(TRACKERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-venv.pth
+	$(TRACKERS)/bin/python -m pip install --quiet -c $(PINS) wandb mlflow-skinny sqlalchemy alembic swanlab trackio
+	@touch $@
+
+test-trackers: $(TRACKERS)/.installed ## The trackers with their own libraries, in the modes without a network
+	$(TRACKERS)/bin/python -m pytest tests/observability/test_tracker_libraries.py $(ARGS)
+
 bench: $(STAMP) ## Every benchmarks/*.py at its quick setting
 	@found=no; for file in benchmarks/[!_]*.py; do \
 	  [ -e "$$file" ] || continue; found=yes; \
@@ -108,5 +119,5 @@ venv-verl: .venv-verl/.installed ## Make .venv-verl, with verl's single controll
 	@touch $@
 
 clean: ## Remove .venv, caches and build products (never runs/)
-	rm -rf $(VENV) .venv-bench .venv-verl $(OLD_TENSORDICT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-bench .venv-verl $(TRACKERS) $(OLD_TENSORDICT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -32,7 +32,7 @@ def run(python: str, *command: str, threads: int) -> str:
 def warmed_up(folder: str, *, quick: bool) -> str:
     """A model folder: the demo's warm-up and nothing more."""
     steps = "300" if quick else "900"
-    overrides = ["trainer.total_steps=1", "trainer.tensorboard=false", "trainer.curve=false", f"warmup.steps={steps}"]
+    overrides = ["trainer.total_steps=1", "trainer.trackers=[]", "trainer.curve=false", f"warmup.steps={steps}"]
     run(sys.executable, "-m", "podium.cli.main", "train", "spell_backward", f"run_root={folder}", *overrides, threads=1)
     return f"{folder}/latest/warmup/hf"
 

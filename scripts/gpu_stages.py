@@ -349,7 +349,7 @@ def numbers_of_run(folder: str, *, is_resumed: bool) -> dict[str, float]:
         "warmup": {"steps": 1, "batch_rows": 8},
         "actor": {"optim": {"lr": 1e-3}},
         "rollout": {"sampling": {"n": 4, "max_new_tokens": 6}},
-        "trainer": {"total_steps": 1 if is_resumed else 2, "prompts_per_step": 4, "tensorboard": False, "curve": False},
+        "trainer": {"total_steps": 1 if is_resumed else 2, "prompts_per_step": 4, "trackers": [], "curve": False},
     }
     settings = Path(folder) / "run.yaml"
     settings.write_text(yaml.safe_dump(config))

@@ -21,6 +21,7 @@ RUN_BY = {
     "data.md": "tests/test_docs.py",
     "programming-model.md": "tests/test_docs_programming_model.py",
     "tasks.md": "tests/cli/test_user_task.py",
+    "trackers.md": "tests/cli/test_user_tracker.py",
 }
 """The test that runs a page's Python."""
 

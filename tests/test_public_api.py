@@ -18,10 +18,10 @@ SURFACE = {
         Checkpoint CheckpointStore FileEntry Manifest Saver WrittenFiles file_entry load_state save_state sync write_manifest
     """,
     "podium.config": """
-        ActorConfig AlgorithmConfig EngineConfig FSDP2Config HFRolloutConfig ModelConfig OptimConfig PartOf PartSettings
-        ProfilerConfig RefConfig RewardConfig RolloutConfig RunConfig SamplingConfig Settings TaskConfig TrainerConfig
-        WarmupConfig check explain optimizer_steps_per_step part_sections read_yaml resolve rows_per_step settings_called
-        sources_of to_yaml total_optimizer_steps with_absolute_names write_value
+        ActorConfig AlgorithmConfig EngineConfig FSDP2Config HFRolloutConfig Json ModelConfig OptimConfig PartOf PartSettings
+        ProfilerConfig RefConfig RewardConfig RolloutConfig RunConfig SamplingConfig Settings TaskConfig TrackerConfig
+        TrainerConfig WarmupConfig check explain optimizer_steps_per_step part_sections read_yaml resolve rows_per_step
+        settings_called sources_of to_yaml total_optimizer_steps with_absolute_names write_value
     """,
     "podium.datasets": """
         StepSampler prompt_batch prompt_tokens special_token_remarks supervised_batch
@@ -35,12 +35,12 @@ SURFACE = {
         model_folder pad_token_id row_limit save_model
     """,
     "podium.observability": """
-        CPU_S DRIVER_MB LAYOUT_FRAC LOG_PROB_GAP Last METRICS_FILE Max Mean Metric Metrics Min Progress RESPONSE_LENGTH REWARD
-        Recorder SAMPLES_FILE STEP_S Sample SpanListener Spans Sum THROUGHPUT TIMING_PREFIX TOKENS_PER_S Tracker VALIDATION_SCORE
-        WARMUP_LOSS draw_curve read_rows
+        CPU_S DRIVER_MB LAYOUT_FRAC LOG_PROB_GAP Last METRICS_FILE Max Mean Metric Metrics Min Phase Progress RESPONSE_LENGTH
+        REWARD Recorder RunInfo SAMPLES_FILE STEP_S Sample SpanListener Spans Status Sum THROUGHPUT TIMING_PREFIX TOKENS_PER_S
+        Tracker Trackers VALIDATION_SCORE WARMUP_LOSS draw_curve read_rows
     """,
     "podium.parts": """
-        ENGINES PartTable ROLLOUTS Row SourceFile Sources edited read_sources split_name write_sources
+        ENGINES PartTable ROLLOUTS Row SourceFile Sources TRACKERS edited read_sources split_name write_sources
     """,
     "podium.protocol": """
         AUTO_PADDING_KEY Batch DataProto DataProtoItem Field Mergeable MetaPolicy PADDING_ROWS_KEY all_gather_data_proto

@@ -41,7 +41,7 @@ with tempfile.TemporaryDirectory() as folder:
             "trainer.val_freq=0",
             "trainer.save_freq=0",
             "trainer.samples_per_step=0",
-            "trainer.tensorboard=false",
+            "trainer.trackers=[]",
             "trainer.curve=false",
             "actor.recompute_old_log_probs=true",
             "actor.drop_zero_advantage=false",

@@ -117,7 +117,7 @@ model: {{path: char_llama, override_config: {{hidden_size: 16, intermediate_size
 task: {{train_files: '{tmp_path}/rows.jsonl'}}
 actor: {{optim: {{lr: 1e-3}}}}
 rollout: {{sampling: {{n: 2, max_new_tokens: 2, stop: ['[/INST]']}}}}
-trainer: {{total_steps: 1, prompts_per_step: 2, tensorboard: false, curve: false}}
+trainer: {{total_steps: 1, prompts_per_step: 2, trackers: [], curve: false}}
 """
     (tmp_path / "[x].yaml").write_text(settings)
     command = [sys.executable, "-m", "podium.cli.main", "train", str(tmp_path / "[x].yaml")]

@@ -19,7 +19,7 @@ from tests.tasks.test_rewards import wait_until_gone
 
 DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
 BLOCKS = dict(re.findall(r"```\w+ title=(\S+)\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S))
-SMALL = ("warmup.steps=3", "trainer.total_steps=2", "trainer.val_freq=1", "trainer.tensorboard=false", "trainer.curve=false")
+SMALL = ("warmup.steps=3", "trainer.total_steps=2", "trainer.val_freq=1", "trainer.trackers=[]", "trainer.curve=false")
 
 
 @pytest.fixture

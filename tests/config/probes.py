@@ -51,7 +51,7 @@ SETTINGS: dict[str, Any] = {
     "warmup": {"batch_rows": 4},
     "actor": {"optim": {"lr": 1e-3}, "mini_batch_prompts": 2},
     "rollout": {"sampling": {"n": 2, "max_new_tokens": 4}},
-    "trainer": {"total_steps": 2, "prompts_per_step": 4, "tensorboard": False, "curve": False},
+    "trainer": {"total_steps": 2, "prompts_per_step": 4, "trackers": [], "curve": False},
 }
 BASE = resolve(SETTINGS)
 
@@ -127,7 +127,7 @@ def whole_run(config: RunConfig) -> Shown:
         "validated": [row["step"] for row in steps if "val/score/mean" in row],
         "saved": sorted(int(step.name.removeprefix("step-")) for step in (path / "checkpoints").glob("step-*")),
         "samples": samples.count(1),
-        "files": sorted(name for name in ("tb", "curve.png") if (path / name).exists()),
+        "files": sorted(name for name in ("mine.txt", "curve.png") if (path / name).exists()),
     }
 
 
@@ -369,6 +369,12 @@ def write_files(where: Path) -> None:
         rows = [{"prompt": f"{name} {'long long ' * (row == 0)}{row}", "answer": f"{name}{row}"} for row in range(count)]
         (where / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (where / "bad.jsonl").write_text((where / "train.jsonl").read_text() + '{"prompt": "no answer"}\n')
+    (where / "tracker.py").write_text(
+        "from podium.observability import Tracker\n"
+        "class Mine(Tracker):\n"
+        "    def start(self, run): self.file = run.folder / 'mine.txt'\n"
+        "    def log(self, step, metrics): self.file.write_text(str(step))\n"
+    )
     (where / "reward.py").write_text(
         "import time\n"
         "def constant(data_source, solution_str, ground_truth, extra_info, value=0.5):\n"

@@ -197,7 +197,7 @@ CASES: dict[str, Case] = {
     "trainer.save_freq": Case("1", whole_run, {"saved": [0, 1, 2]}, ("trainer.keep_checkpoints=9",)),
     "trainer.keep_checkpoints": Case("1", whole_run, {"saved": [2]}),
     "trainer.samples_per_step": Case("1", whole_run, {"samples": 1}),
-    "trainer.tensorboard": Case("false", whole_run, {"files": []}, ("trainer.tensorboard=true",)),
+    "trainer.trackers": Case("[tracker.py:Mine]", whole_run, {"files": ["mine.txt"]}),
     "trainer.curve": Case("false", whole_run, {"files": []}, ("trainer.curve=true",)),
     # profiler
     "profiler.tool": Case("torch", profile, {"files": ["step-1-rank-0.json.gz"]}, PROFILE[1:]),

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from podium.errors import DataError, MissingExtraError
-from podium.observability import METRICS_FILE, SAMPLES_FILE, Recorder, Sample, read_rows, recorder
+from podium.errors import DataError
+from podium.observability import METRICS_FILE, SAMPLES_FILE, Recorder, Sample, read_rows
 
 
 def reject_constant(text: str) -> NoReturn:
@@ -64,7 +60,7 @@ def test_a_step_has_one_row(tmp_path: Path) -> None:
         rec.log_step(0, {})
         rec.log_step(5, {})
         for step in (5, 4):
-            with pytest.raises(DataError, match=rf"truncate_after\({step - 1}\)"):
+            with pytest.raises(DataError, match=rf"begin\({step - 1}\)"):
                 rec.log_step(step, {})
         with pytest.raises(DataError, match="'step'"):
             rec.log_step(6, {"step": 1.0})
@@ -130,7 +126,7 @@ def test_resume_cuts_later_rows_and_a_torn_line(tmp_path: Path) -> None:
             file.write('{"step": 6, "prompt": "né'.encode()[:-1])
     assert [row["step"] for row in read_rows(tmp_path / METRICS_FILE)] == [1, 2, 3, 4, 5]
     with Recorder(tmp_path) as rec:
-        rec.truncate_after(3)
+        rec.begin(3)
         rec.log_step(4, {"x": 9.0})
     assert strict_rows(tmp_path / METRICS_FILE) == [{"step": s, "x": x} for s, x in ((1, 1 / 3), (2, 2 / 3), (3, 1.0), (4, 9.0))]
     assert [row["step"] for row in strict_rows(tmp_path / SAMPLES_FILE)] == [1, 1, 2, 2, 3, 3]
@@ -148,88 +144,6 @@ def test_damage_inside_the_file_is_an_error_with_its_line(tmp_path: Path) -> Non
     (tmp_path / METRICS_FILE).write_bytes(b'{"step": 1}\n\0\0\n{"step": 3}\n')
     with pytest.raises(DataError, match=r"metrics.jsonl:2 is not JSON"):
         Recorder(tmp_path)
-
-
-class Raising:
-    def log(self, step: int, metrics: Mapping[str, float], /) -> None:
-        raise ConnectionError("no network")
-
-    def close(self) -> None:
-        raise ConnectionError("still none")
-
-
-class Hanging:
-    def __init__(self) -> None:
-        self.release = threading.Event()
-
-    def log(self, step: int, metrics: Mapping[str, float], /) -> None:
-        self.release.wait(30)
-
-    def close(self) -> None: ...
-
-
-class Listing:
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, dict[str, float]]] = []
-        self.closed = False
-
-    def log(self, step: int, metrics: Mapping[str, float], /) -> None:
-        self.rows.append((step, dict(metrics)))
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_bad_trackers_cost_one_warning_each(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Field report M2: one that raises, one that hangs, an odd name; training finishes and the local file has everything."""
-    monkeypatch.setattr(recorder, "CLOSE_TIMEOUT_S", 0.2)
-    hanging, listing = Hanging(), Listing()
-    start = time.monotonic()
-    with caplog.at_level(logging.WARNING), Recorder(tmp_path, trackers=[Raising(), hanging, listing]) as rec:
-        for step in range(1, 6):
-            rec.log_step(step, {"odd name//": step})
-    assert time.monotonic() - start < 5
-    hanging.release.set()
-    assert len(strict_rows(tmp_path / METRICS_FILE)) == 5
-    assert listing.rows == [(step, {"odd name//": float(step)}) for step in range(1, 6)]
-    assert listing.closed
-    warned = sorted(record.getMessage() for record in caplog.records)
-    assert len(warned) == 2
-    assert warned[0].startswith("tracker Hanging did not finish")
-    assert "failed at step 1 (ConnectionError: no network)" in warned[1]
-
-
-def test_a_slow_tracker_drops_steps_rather_than_wait(caplog: pytest.LogCaptureFixture) -> None:
-    from podium.observability.trackers import Isolated
-
-    hanging = Hanging()
-    isolated = Isolated(hanging, max_waiting=2)
-    for step in range(10):
-        isolated.log(step, {})
-    isolated.close(timeout_s=0.1)
-    hanging.release.set()
-    assert [record.getMessage().partition(";")[0] for record in caplog.records] == ["tracker Hanging is 2 steps behind"]
-
-
-def test_tensorboard_hides_what_was_cut(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    for steps in (range(1, 4), range(2, 4)):
-        with Recorder(tmp_path, tensorboard=True) as rec:
-            rec.truncate_after(steps[0] - 1)
-            for step in steps:
-                rec.log_step(step, {"actor/loss": step * len(steps)})
-        time.sleep(1.1)  # event files are ordered by the second in their name
-    events = accumulator.EventAccumulator(str(tmp_path / "tb"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("actor/loss")] == [(1, 3.0), (2, 4.0), (3, 6.0)]
-
-
-def test_missing_tensorboard_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingExtraError, match=r"\[tensorboard\]"):
-        Recorder(tmp_path, tensorboard=True)
 
 
 def test_import_brings_no_optional_package_and_configures_nothing() -> None:

@@ -131,7 +131,7 @@ def test_a_traceback_shows_the_text_that_ran_and_not_the_edited_file(own: Path) 
     assert str(caught.traceback[-1].statement).strip() == 'def purr(): raise RuntimeError("no breath")'
 
 
-def test_objects_of_a_file_are_unpickled_after_their_source_where_the_file_does_not_exist(own: Path) -> None:
+def test_objects_of_a_file_are_unpickled_after_their_source_without_the_file(own: Path) -> None:
     source = SourceFile.read("own.py")
     packed = pickle.dumps((source, source.module().Toy("ball")))
     own.unlink()

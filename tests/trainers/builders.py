@@ -26,7 +26,7 @@ SMALL = (
     "trainer.total_steps=5",
     "trainer.val_freq=2",
     "trainer.save_freq=2",
-    "trainer.tensorboard=false",
+    "trainer.trackers=[]",
     "trainer.curve=false",
 )
 WARM_UP = ("warmup.steps=150", "warmup.optim.lr=5e-3", "trainer.total_steps=1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import json
 from typing import Any
 
 import pytest
@@ -138,38 +138,56 @@ def test_damaged_weights_are_found_before_anything_starts(tmp_path, setting):
     config = small_config(tmp_path, f"{setting}={folder}", "actor.use_kl_loss=true")
     prepare(config)
     (folder / "model.safetensors").write_bytes(b"garbage")
-    with pytest.raises(ConfigError, match=rf"{setting.replace('.', '[.]')}.*is no whole file of safetensors"):
+    with pytest.raises(ConfigError, match=rf"{setting.replace('.', '[.]')}.*is not a complete safetensors file"):
         prepare(config)
 
 
-def test_trackers_of_a_run_get_its_steps(tmp_path):
-    class Listing:
-        def __init__(self) -> None:
-            self.steps: list[int] = []
-            self.is_closed = False
+LISTING = """
+from podium.observability import Tracker
 
-        def log(self, step: int, metrics: Mapping[str, float]) -> None:
-            assert "val/score/mean" in metrics
-            self.steps.append(step)
+class Listing(Tracker):
+    def start(self, run):
+        assert run.config["trainer"]["total_steps"] == 1
+        self.file = (run.folder / "listing.txt").open("a")
+        print(run.phase, run.name == run.group, run.resumed_step, run.run_id, file=self.file)
 
-        def close(self) -> None:
-            self.is_closed = True
+    def log(self, step, metrics):
+        print(step, "val/score/mean" in metrics, file=self.file)
 
-    config, tracker = small_config(tmp_path, "warmup.steps=0", "trainer.total_steps=1"), Listing()
-    with Progress(Console(file=io.StringIO())) as progress:
-        launch.run(config, RunDirectory.create(config), prepare(config), progress, trackers=[tracker])
-    assert tracker.steps == [0, 1]
-    assert tracker.is_closed
+    def log_samples(self, step, samples):
+        print(step, len(samples), file=self.file)
+
+    def finish(self, status):
+        print(status, file=self.file)
+        self.file.close()
+"""
+
+
+def test_a_users_tracker_gets_both_phases_and_goes_on_under_the_same_id(tmp_path):
+    (tmp_path / "listing.py").write_text(LISTING)
+    tracker = f"trainer.trackers=[{tmp_path}/listing.py:Listing]"
+    config = small_config(tmp_path, "warmup.steps=2", "trainer.total_steps=1", tracker)
+    directory = RunDirectory.create(config)
+    for _ in range(2):
+        with Progress(Console(file=io.StringIO())) as progress:
+            launch.run(config, directory, prepare(config), progress)
+    ids = [json.loads((run.path / "trackers.json").read_text())["run_id"] for run in (directory, directory.warmup)]
+    warmup = (directory.warmup.path / "listing.txt").read_text().splitlines()
+    assert warmup == [f"warm-up False None {ids[1]}", "1 False", "2 False", "finished"]
+    rows = (directory.path / "listing.txt").read_text().splitlines()
+    assert rows[:5] == [f"rl True None {ids[0]}", "0 True", "1 4", "1 True", "finished"]
+    assert rows[5:] == [f"rl True 1 {ids[0]}", "finished"]
+    assert ids[0] != ids[1]
 
 
 def test_all_missing_extras_are_one_message_that_says_how_to_do_without(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "find_spec", lambda package: None)
     with pytest.raises(MissingExtraError) as caught:
-        prepare(small_config(tmp_path, "trainer.tensorboard=true", "trainer.curve=true"))
+        prepare(small_config(tmp_path, "trainer.trackers=[tensorboard, wandb]", "trainer.curve=true"))
     text = str(caught.value)
-    assert text.startswith("not installed: reasoning-gym, tensorboard, matplotlib, for the task 'spell_backward' and ")
-    assert 'pip install -e ".[tasks,tensorboard,plot]"' in text
-    assert "(trainer.tensorboard=false does without)" in text
+    assert text.startswith("not installed: reasoning-gym, tensorboard, wandb, matplotlib, for the task 'spell_backward' and ")
+    assert 'pip install -e ".[tasks,tensorboard,wandb,plot]"' in text
+    assert "the tracker 'wandb' (trainer.trackers=[] does without)" in text
     assert "(trainer.curve=false does without)" in text
 
 

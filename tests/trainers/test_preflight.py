@@ -37,7 +37,7 @@ def config_of(tmp_path, model, *overrides, prompt="{}\n", answer="b{}"):
         "task": {"train_files": str(write_rows(tmp_path / "rows.jsonl", rows))},
         "actor": {"optim": {"lr": 1e-3}},
         "rollout": {"sampling": {"n": 2, "max_new_tokens": 4}},
-        "trainer": {"total_steps": 1, "prompts_per_step": 2, "tensorboard": False, "curve": False},
+        "trainer": {"total_steps": 1, "prompts_per_step": 2, "trackers": [], "curve": False},
     }
     return resolve(settings, overrides)
 

@@ -32,7 +32,7 @@ SETTINGS = {
     "task": {"train_files": []},
     "actor": {"optim": {"lr": 1e-3}, "mini_batch_prompts": 2, "engine": {"max_tokens_per_micro_batch": 2000}},
     "rollout": {"sampling": {"n": 4, "max_new_tokens": 6}},
-    "trainer": {"total_steps": 1, "prompts_per_step": 4, "val_freq": 1, "tensorboard": False, "curve": False},
+    "trainer": {"total_steps": 1, "prompts_per_step": 4, "val_freq": 1, "trackers": [], "curve": False},
 }
 
 

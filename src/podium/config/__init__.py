@@ -1,7 +1,7 @@
 """Every setting of a run: the schema, reading it, and its arithmetic."""
 
 from podium.config.arithmetic import check, explain, optimizer_steps_per_step, rows_per_step, total_optimizer_steps
-from podium.config.base import Settings
+from podium.config.base import Json, Settings
 from podium.config.load import read_yaml, resolve, settings_called, to_yaml
 from podium.config.parts import PartOf, PartSettings, part_sections, sources_of, with_absolute_names
 from podium.config.reading import write_value
@@ -20,6 +20,7 @@ from podium.config.schema import (
     RunConfig,
     SamplingConfig,
     TaskConfig,
+    TrackerConfig,
     TrainerConfig,
     WarmupConfig,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "EngineConfig",
     "FSDP2Config",
     "HFRolloutConfig",
+    "Json",
     "ModelConfig",
     "OptimConfig",
     "PartOf",
@@ -42,6 +44,7 @@ __all__ = [
     "SamplingConfig",
     "Settings",
     "TaskConfig",
+    "TrackerConfig",
     "TrainerConfig",
     "WarmupConfig",
     "check",

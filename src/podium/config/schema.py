@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from podium.config.base import Decay, Fraction, Json, KLKind, Paths, Positive, Scalar, Settings, Unbounded, as_tuple
 from podium.config.parts import PartOf, PartSettings
-from podium.parts import ENGINES, ROLLOUTS
+from podium.parts import ENGINES, ROLLOUTS, TRACKERS
 
 
 def _not_float16(value: Any) -> Any:
@@ -314,6 +314,13 @@ class WarmupConfig(Settings):
     """Keep the model's own training noise, as supervised training does; see `actor.dropout`."""
 
 
+class TrackerConfig(PartSettings):
+    """A tracker. Its own settings are in a subclass."""
+
+    name: str
+    """`tensorboard`, `wandb`, `mlflow`, `swanlab`, `trackio`, `package.module:Name` or `path/to/file.py:Name`."""
+
+
 class TrainerConfig(Settings):
     """The driver's loop."""
 
@@ -330,8 +337,11 @@ class TrainerConfig(Settings):
     """How many of the newest complete checkpoints stay."""
     samples_per_step: Annotated[int, Field(ge=0)] = 4
     """Responses written to `samples.jsonl` each step."""
-    tensorboard: bool = True
-    """Write `tb/` (extra: tensorboard)."""
+    trackers: Annotated[tuple[Annotated[TrackerConfig, PartOf(TRACKERS)], ...], BeforeValidator(as_tuple)] = (
+        TrackerConfig(name="tensorboard"),
+    )
+    """Where metrics and samples go besides the run directory, e.g. `[tensorboard, {name: wandb, project: x}]`; `[]` for nowhere.
+    The warm-up is logged there too."""
     curve: bool = True
     """Draw `curve.png` at the end (extra: plot)."""
 

@@ -4,6 +4,7 @@ Nothing is configured on import; warnings go to the standard loggers under `podi
 """
 
 from podium.observability.curve import draw_curve
+from podium.observability.isolation import Trackers
 from podium.observability.jsonl import read_rows
 from podium.observability.metrics import Last, Max, Mean, Metric, Metrics, Min, Sum
 from podium.observability.names import (
@@ -21,9 +22,10 @@ from podium.observability.names import (
     WARMUP_LOSS,
 )
 from podium.observability.progress import Progress
-from podium.observability.recorder import METRICS_FILE, SAMPLES_FILE, Recorder, Sample
+from podium.observability.recorder import METRICS_FILE, SAMPLES_FILE, Recorder
+from podium.observability.sample import Sample
 from podium.observability.spans import SpanListener, Spans
-from podium.observability.trackers import Tracker
+from podium.observability.tracker import Phase, RunInfo, Status, Tracker
 
 __all__ = [
     "CPU_S",
@@ -46,13 +48,17 @@ __all__ = [
     "Metric",
     "Metrics",
     "Min",
+    "Phase",
     "Progress",
     "Recorder",
+    "RunInfo",
     "Sample",
     "SpanListener",
     "Spans",
+    "Status",
     "Sum",
     "Tracker",
+    "Trackers",
     "draw_curve",
     "read_rows",
 ]

@@ -3,11 +3,12 @@
 from podium.parts.source import SourceFile, Sources
 from podium.parts.stored import edited, read_sources, write_sources
 from podium.parts.table import PartTable, Row, split_name
-from podium.parts.tables import ENGINES, ROLLOUTS
+from podium.parts.tables import ENGINES, ROLLOUTS, TRACKERS
 
 __all__ = [
     "ENGINES",
     "ROLLOUTS",
+    "TRACKERS",
     "PartTable",
     "Row",
     "SourceFile",

@@ -91,6 +91,10 @@ class PartTable:
         """Where the part is, for people: the target of a row, or else the name itself."""
         return self._ours[name].target if name in self._ours else name
 
+    def row(self, name: str) -> Row | None:
+        """The row of a part of ours; None for other names."""
+        return self._ours.get(name)
+
     def missing_extra(self, name: str) -> MissingExtraError | None:
         """The error for a row whose library is not installed; imports nothing."""
         row = self._ours.get(name)

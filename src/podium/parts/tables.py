@@ -22,3 +22,26 @@ ROLLOUTS: Final = PartTable(
     base="podium.rollout:BaseRollout",
 )
 """`rollout`."""
+
+TRACKERS: Final = PartTable(
+    "tracker",
+    {
+        "tensorboard": Row(
+            "podium.observability.trackers.tensorboard:TensorBoardTracker",
+            settings="podium.config:TrackerConfig",
+            package="tensorboard",
+            extra="tensorboard",
+        ),
+        **{
+            name: Row(
+                f"podium.observability.trackers.{name}:{cls}Tracker",
+                settings=f"podium.observability.trackers.{name}:{cls}Settings",
+                package=name,
+                extra=name,
+            )
+            for name, cls in {"wandb": "Wandb", "mlflow": "MLflow", "swanlab": "SwanLab", "trackio": "Trackio"}.items()
+        },
+    },
+    base="podium.observability:Tracker",
+)
+"""`trainer.trackers`, a list."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from podium.config import ModelConfig, ProfilerConfig, RunConfig, total_optimizer_steps
 from podium.errors import DataError
 from podium.models import load_tokenizer
-from podium.observability import Progress, Tracker, draw_curve
+from podium.observability import Progress, Trackers, draw_curve
 from podium.single_controller import Init, Worker, WorkerGroup
 from podium.tasks import Scorer, Task
 from podium.trainers.evaluation import evaluate, greedy
@@ -36,10 +36,9 @@ WARMUP_SAVE_FREQ = 200
 """Steps of the warm-up between two checkpoints."""
 
 
-def run(config: RunConfig, directory: RunDirectory, task: Task, progress: Progress, *, trackers: Sequence[Tracker] = ()) -> None:
+def run(config: RunConfig, directory: RunDirectory, task: Task, progress: Progress) -> None:
     """Do a run, or what is left of one, in its directory: afterwards `hf/` holds the model and `report.json` the scores.
 
-    `trackers` get the metrics of RL's steps, besides the run's own files and `tb/`.
     ConfigError when another process is at it, when the task or a model is not the one that the run began with, when a setting
     was changed too late, or when something in the directory is damaged.
     """
@@ -54,7 +53,7 @@ def run(config: RunConfig, directory: RunDirectory, task: Task, progress: Progre
         tokenizer = load_tokenizer(config.model)
         if config.warmup.steps and not directory.warmup.has_model:
             warm_up(config, directory.warmup, task, tokenizer, progress)
-        reinforce(config, directory, task, tokenizer, progress, trackers=trackers)
+        reinforce(config, directory, task, tokenizer, progress)
         if config.trainer.curve:
             _draw_curve(directory)
 
@@ -74,6 +73,7 @@ def warm_up(
         save_freq=WARMUP_SAVE_FREQ,
         keep=config.trainer.keep_checkpoints,
         total_steps=config.warmup.steps,
+        trackers=Trackers(directory.tracker_run(config, "warm-up"), config.trainer.trackers),
         watchers=_thread_watchers(config),
     )
     _announce_start(config, progress)
@@ -87,8 +87,6 @@ def reinforce(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
     progress: Progress,
-    *,
-    trackers: Sequence[Tracker] = (),
 ) -> None:
     """RL from the warmed-up model, or from the config's own, into `hf/`."""
     trainer = config.trainer
@@ -100,8 +98,7 @@ def reinforce(
         save_freq=trainer.save_freq,
         keep=trainer.keep_checkpoints,
         total_steps=trainer.total_steps,
-        tensorboard=trainer.tensorboard,
-        trackers=trackers,
+        trackers=Trackers(directory.tracker_run(config, "rl"), trainer.trackers),
         watchers=[NothingLearned(), *_log_prob_watchers(config), *_thread_watchers(config)],
     )
     spec = replace(policy_spec(config, _start_model(config, directory)), profiler=_profiler(config, directory))

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from podium.config import RunConfig, check
+from podium.config import RunConfig, check, part_sections
 from podium.datasets import prompt_tokens, special_token_remarks
 from podium.errors import ConfigError, DataError, MissingExtraError
 from podium.models import check_model_path, load_model_config, load_tokenizer, row_limit
@@ -137,8 +137,10 @@ def _check_extras(config: RunConfig) -> None:
         needed["reasoning_gym"] = ("tasks", f"the task {config.task.name!r}")
     if config.runtime_name == "ray":
         needed["ray"] = ("ray", f"runtime={config.runtime} with num_workers={config.num_workers}")
-    if config.trainer.tensorboard:
-        needed["tensorboard"] = ("tensorboard", "trainer.tensorboard=true (trainer.tensorboard=false does without)")
+    for path, table, part in part_sections(config):
+        if (row := table.row(part.name)) is not None and row.package is not None:
+            without = " (trainer.trackers=[] does without)" if path.startswith("trainer.trackers.") else ""
+            needed[row.package] = (row.extra or row.package, f"the {table.kind} {part.name!r}{without}")
     if config.trainer.curve:
         needed["matplotlib"] = ("plot", "trainer.curve=true (trainer.curve=false does without)")
     missing = {package.replace("_", "-"): why for package, why in needed.items() if find_spec(package) is None}

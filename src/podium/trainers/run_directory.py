@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 from podium.checkpoint import CheckpointStore
 from podium.config import RunConfig, read_yaml, resolve, sources_of, to_yaml
 from podium.errors import ConfigError
+from podium.observability import Phase, RunInfo
 from podium.parts import edited, read_sources, write_sources
 from podium.tasks import Task, task_fingerprint
 from podium.trainers.json_files import read_json, write_json, write_text
@@ -29,7 +31,7 @@ logger = logging.getLogger(__name__)
 FOLDERS = ("checkpoints", "hf", "parts", "tb", "warmup")
 FILES = (
     *("metrics.jsonl", "samples.jsonl", "report.json", "task.json", "settings.json", "models.json", "traffic.json"),
-    *("reward.log", "curve.png", ".lock"),
+    *("trackers.json", "reward.log", "curve.png", ".lock"),
 )
 
 
@@ -37,8 +39,9 @@ FILES = (
 class RunDirectory:
     """Paths of one run: `config.yaml`, `settings.json` (a record of it, which shows edits), `task.json` (the task's fingerprint),
     `models.json` (checksums of the models that it was given), `metrics.jsonl`, `traffic.json` (what the last step moved),
-    `samples.jsonl`, `tb/`, `curve.png`, `report.json`, `checkpoints/`, `hf/` (the trained model), and `warmup/` with the same
-    files of the supervised phase. `parts/` has the files of parts that are named by a path."""
+    `samples.jsonl`, `trackers.json` (the run's id for trackers), `tb/`, `curve.png`, `report.json`, `checkpoints/`, `hf/` (the
+    trained model), and `warmup/` with the same files of the supervised phase. `parts/` has the files of parts that are named by a
+    path."""
 
     path: Path
 
@@ -252,6 +255,25 @@ class RunDirectory:
     def pin_models(self, files: Mapping[str, ModelFiles]) -> None:
         """Keep the files of models, after `check_models`, as those of the run."""
         pin_given(self.models, files)
+
+    def tracker_run(self, config: RunConfig, phase: Phase) -> RunInfo:
+        """This phase of the run as trackers know it, under an id that is kept in `trackers.json`."""
+        path, remedy = self.path / "trackers.json", "put it back, or remove it to log under a new id"
+        content = read_json(path, remedy=remedy)
+        if content is None:
+            content = {"run_id": secrets.token_hex(8)}
+            write_json(path, content)
+        if not isinstance(run_id := content.get("run_id"), str):
+            raise ConfigError(f"{path} is damaged (it does not have a run_id): {remedy}")
+        group = self.path.parent.name if phase == "warm-up" else self.path.name
+        return RunInfo(
+            run_id=run_id,
+            name=f"{group}-warmup" if phase == "warm-up" else group,
+            group=group,
+            phase=phase,
+            folder=self.path,
+            config=config.model_dump(mode="json"),
+        )
 
     def _fingerprint(self) -> str | None:
         remedy = "put it back; without it nobody can tell whether held-out problems were trained on"

@@ -30,7 +30,7 @@ from podium.observability import (
     Recorder,
     Sample,
     Spans,
-    Tracker,
+    Trackers,
 )
 from podium.single_controller import Traffic, Worker, WorkerGroup, recorded_traffic
 from podium.trainers.profiling import StepProfiler
@@ -73,14 +73,13 @@ class Session:
         save_freq: int,
         keep: int,
         total_steps: int,
-        tensorboard: bool = False,
-        trackers: Sequence[Tracker] = (),
+        trackers: Trackers | None = None,
         watchers: Sequence[Watcher] = (),
     ) -> None:
         self.run, self.total_steps, self._num_ranks = run, total_steps, num_ranks
         self._progress, self._save_freq, self._watchers = progress, save_freq, watchers
         self._store = CheckpointStore(run.checkpoints, keep=keep)
-        self._recorder = Recorder(run.path, tensorboard=tensorboard, trackers=trackers)
+        self._recorder = Recorder(run.path, trackers=trackers)
         self.spans = Spans(progress.activity)
         self._measured: Measured | None = None
         self._finished_step = self._saved_step = -1
@@ -92,7 +91,7 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._recorder.close()
+        self._recorder.__exit__(kind, error, trace)
 
     def begin(self, phase: str, load: Callable[[str], object], *, saves_step_zero: bool = False) -> int | None:
         """Load the newest complete checkpoint, if there is one, and cut what was logged after it; returns its step.
@@ -121,7 +120,7 @@ class Session:
                 METRICS_FILE,
                 "is gone or empty" if last is None else f"ends at step {last}",
             )
-        self._recorder.truncate_after(-1 if done is None else done)
+        self._recorder.begin(done)
         self._progress.start_phase(phase, self.total_steps, done_steps=done or 0)
         if done is not None:
             self._begin_step(done + 1)
