@@ -13,12 +13,12 @@ from podium.single_controller import CAPABILITIES
 from podium.single_controller.runtime.base import (
     RUNTIMES,
     Answer,
+    Diagnostics,
     GroupSpec,
     Outcome,
     RankCall,
     Reply,
     Runtime,
-    Testimony,
     by_rank,
 )
 
@@ -38,7 +38,7 @@ class InstantRuntime(Runtime):
     def reference(self, ticket: Outcome) -> Outcome:
         return ticket
 
-    def testimony(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Testimony]:
+    def diagnostics(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Diagnostics]:
         return {}
 
     def kill(self, ranks: Iterable[int]) -> None:

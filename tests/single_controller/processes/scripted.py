@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podium.errors import Origin, WorkerError, WorkerLostError
-from podium.single_controller.runtime.base import Answer, GroupSpec, Outcome, RankCall, Reply, Runtime, Testimony, by_rank
+from podium.single_controller.runtime.base import Answer, GroupSpec, Outcome, RankCall, Reply, Runtime, by_rank, Diagnostics
 
 NEVER = 1e9
 
@@ -29,7 +29,7 @@ def after(seconds: float, outcome: Outcome) -> Event:
 class Scripted(Runtime):
     """A ticket is an Event. `submit` gives the next of `script` to every rank, or None's answer at once."""
 
-    known: dict[int, Testimony] = field(default_factory=dict)
+    known: dict[int, Diagnostics] = field(default_factory=dict)
     script: list[Event] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
     asked_for_stacks: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Scripted(Runtime):
     def reference(self, ticket: Event) -> Any:
         return ticket
 
-    def testimony(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Testimony]:
+    def diagnostics(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Diagnostics]:
         asked = list(ranks)
         self.asked_for_stacks += asked if stacks else []
         return {rank: self.known[rank] for rank in asked if rank in self.known}
@@ -73,5 +73,5 @@ def died(rank: int) -> WorkerLostError:
     return WorkerLostError(Origin("g", "f", rank, "node", 1), cause_type="ProcessDied", cause_message="died", remote_traceback="")
 
 
-def seen(*, stacks: str = "", last_lines: str = "", is_alive: bool = True) -> Testimony:
-    return Testimony("node", 1, is_alive, last_lines, stacks)
+def seen(*, stacks: str = "", last_lines: str = "", is_alive: bool = True) -> Diagnostics:
+    return Diagnostics("node", 1, is_alive, last_lines, stacks)

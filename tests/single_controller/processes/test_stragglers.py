@@ -6,7 +6,7 @@ import pytest
 
 from podium.single_controller.processes.stragglers import fold_stacks, straggler_line
 from podium.single_controller.rank.naming import rank_list, ranks_named
-from podium.single_controller.runtime.witness import folded_threads
+from podium.single_controller.runtime.process_probe import folded_threads
 
 
 @pytest.mark.parametrize(

@@ -214,10 +214,10 @@ class PendingCall:
 
     def _last_words(self, rank: int) -> str:
         """What the rank wrote, and of a crashed process where it crashed."""
-        testimony = self.runtime.testimony([rank]).get(rank)
-        if testimony is None:
+        diagnostics = self.runtime.diagnostics([rank]).get(rank)
+        if diagnostics is None:
             return ""
-        return "\n".join(filter(None, [testimony.stacks, testimony.last_lines]))
+        return "\n".join(filter(None, [diagnostics.stacks, diagnostics.last_lines]))
 
     def _timed_out(self) -> CallTimeoutError:
         silent = self.silent_ranks
@@ -234,8 +234,8 @@ class PendingCall:
         )
 
     def _stacks_of_silent(self) -> str:
-        found = self.runtime.testimony(self.silent_ranks, stacks=True)
-        return fold_stacks({rank: testimony.stacks for rank, testimony in found.items() if testimony.stacks})
+        found = self.runtime.diagnostics(self.silent_ranks, stacks=True)
+        return fold_stacks({rank: diagnostics.stacks for rank, diagnostics in found.items() if diagnostics.stacks})
 
 
 def _how_far_from_cause(error: WorkerError) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from podium.single_controller.processes.lifecycle import State
 from podium.single_controller.processes.stragglers import fold_stacks
 from podium.single_controller.rank.naming import ranks_named
-from podium.single_controller.runtime.base import Testimony
+from podium.single_controller.runtime.base import Diagnostics
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class GroupStatus:
     """The calls that are not over, oldest first."""
     unsent: tuple[str, ...]
     """The methods whose calls wait for their arguments, or behind such a call."""
-    ranks: Mapping[int, Testimony]
+    ranks: Mapping[int, Diagnostics]
 
     def __str__(self) -> str:
         """The calls, the ranks' processes, and their stacks if they were asked for: those that are awaited first."""

@@ -12,7 +12,7 @@ SLOW_AFTER_S = 30.0
 SLOW_FACTOR = 3.0
 """A rank is slow when it takes this many times as long as the slowest that has answered, or as the call took before."""
 
-_FOLDED_THREADS = re.compile(r"\nand \d+ threads? of the runtime\s*\Z")  # `witness.folded_threads`
+_FOLDED_THREADS = re.compile(r"\nand \d+ threads? of the runtime\s*\Z")  # `process_probe.folded_threads`
 
 
 def fold_stacks(by_rank: Mapping[int, str]) -> str:

@@ -188,7 +188,7 @@ class WorkerProcesses:
     def status(self, *, stacks: bool = False) -> GroupStatus:
         """The calls that are not over, and what is known of every rank; `stacks` asks all of them where they are."""
         calls = tuple(CallStatus(call.method, call.age_s, call.silent_ranks) for call in self._in_flight.unanswered())
-        ranks = {} if self.lifecycle.state is State.CLOSED else self.runtime.testimony(range(self.world_size), stacks=stacks)
+        ranks = {} if self.lifecycle.state is State.CLOSED else self.runtime.diagnostics(range(self.world_size), stacks=stacks)
         return GroupStatus(self.name, self.lifecycle.state, self.lifecycle.reason, calls, self._deferred.methods, ranks)
 
     # -- lifecycle --------------------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Testimony:
+class Diagnostics:
     """What can be learnt of a rank from outside, however stuck or dead it is. Empty text is "nothing known"."""
 
     node: str
@@ -206,7 +206,7 @@ class Runtime(ABC):
         """What stands for the result of a call with a plain reply in a `FutureList`."""
 
     @abstractmethod
-    def testimony(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Testimony]:
+    def diagnostics(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Diagnostics]:
         """What is known of these ranks; takes a second or two when stacks are asked for."""
 
     @abstractmethod

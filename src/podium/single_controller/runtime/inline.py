@@ -22,12 +22,12 @@ from podium.single_controller.rank.user_code import call_method, called_as, run_
 from podium.single_controller.runtime.base import (
     CONSTRUCTOR,
     Answer,
+    Diagnostics,
     GroupSpec,
     Outcome,
     RankCall,
     Reply,
     Runtime,
-    Testimony,
     by_rank,
     nodes_not_ready,
 )
@@ -60,7 +60,7 @@ class InlineRuntime(Runtime):
     def reference(self, ticket: Outcome) -> InlineReference:
         return InlineReference(ticket)
 
-    def testimony(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Testimony]:
+    def diagnostics(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Diagnostics]:
         return {}  # whatever a rank does, the driver does it: there is nothing to be seen from outside
 
     def workers(self, keeper: object = None) -> Sequence[Any]:

@@ -47,10 +47,10 @@ from podium.single_controller.routing.registration import classes_by_role, regis
 from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
 from podium.single_controller.runtime.copies import detached, detached_copy
 from podium.single_controller.runtime.payload import NOTHING, HoldsReference, pack
+from podium.single_controller.runtime.process_probe import ProcessProbe, install_probe
 from podium.single_controller.runtime.ray.message import EMPTY, Message
 from podium.single_controller.runtime.ray.order import Turns
 from podium.single_controller.runtime.ray.store import landed, left_behind, read_beside_loop
-from podium.single_controller.runtime.witness import Witness, leave_traces
 
 LOOPBACK = "127.0.0.1"
 ACCOUNT = "_podium_account"
@@ -67,7 +67,7 @@ class Place:
     pid: int
     cores: int
     """That this process may use."""
-    witness: Witness
+    probe: ProcessProbe
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class RankActor:
     def podium_locate(self) -> Place:
         """Where this process is; from here on it can be watched from outside."""
         node_id = ray.get_runtime_context().get_node_id()
-        return Place(node_id, socket.gethostname(), _address(), os.getpid(), num_cores(), leave_traces())
+        return Place(node_id, socket.gethostname(), _address(), os.getpid(), num_cores(), install_probe())
 
     def podium_whereabouts(self) -> Whereabouts:
         """For a driver that did not start this rank."""

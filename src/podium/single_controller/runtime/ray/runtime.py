@@ -1,7 +1,7 @@
 """The Ray runtime: every rank is an actor, on this machine or on a cluster that the driver has joined.
 
 Only this package imports ray: `actor` is what runs in a rank, `reservations` where ranks go, `cluster` what there is;
-`finding` ranks of another driver, `looking` at ranks from outside.
+`attach` to ranks of another driver, `diagnostics` of ranks from outside.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from podium.single_controller.placement.resource_pool import ResourcePool
 from podium.single_controller.rank.context import RankContext
 from podium.single_controller.rank.environment import forwarded
 from podium.single_controller.rank.user_code import called_as
-from podium.single_controller.runtime import witness
+from podium.single_controller.runtime import process_probe
 from podium.single_controller.runtime.base import (
     CONSTRUCTOR,
     Answer,
+    Diagnostics,
     GroupSpec,
     Outcome,
     RankCall,
     Reply,
     Runtime,
-    Testimony,
     nodes_not_ready,
 )
 from podium.single_controller.runtime.payload import Packed, unpack, unpack_to_join
@@ -76,8 +76,8 @@ from podium.single_controller.runtime.ray.actor import (
     rank_environment,
     signatures_kept,
 )
+from podium.single_controller.runtime.ray.diagnostics import diagnostics_by_node
 from podium.single_controller.runtime.ray.finding import check_all_found, in_rank_order, named_actor, names_with, whereabouts
-from podium.single_controller.runtime.ray.looking import testimony_by_node
 from podium.single_controller.runtime.ray.message import folded
 from podium.single_controller.runtime.ray.order import OWNER, Lines
 from podium.single_controller.runtime.ray.sending import Sent, always_travels, constructor_message
@@ -264,13 +264,13 @@ class RayRuntime(Runtime):
     def reference(self, ticket: RayTicket) -> Any:
         return ticket.ref
 
-    def testimony(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Testimony]:
+    def diagnostics(self, ranks: Iterable[int], *, stacks: bool = False) -> dict[int, Diagnostics]:
         by_node: dict[str, list[int]] = {}
         for rank in ranks if self._is_connected else ():
             if rank < len(self._places):
                 by_node.setdefault(self._places[rank].node_id, []).append(rank)
         places = {node_id: [self._places[rank] for rank in group] for node_id, group in by_node.items()}
-        told = testimony_by_node(places, stacks)
+        told = diagnostics_by_node(places, stacks)
         return {rank: one for node_id, group in by_node.items() for rank, one in zip(group, told[node_id], strict=True)}
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ class RayRuntime(Runtime):
         if isinstance(error, RayTaskError):  # what the worker raised, another actor's death included, or what Ray met packing it
             return _worker_error(origin, error)
         if isinstance(error, RayActorError):
-            known = witness.describe_exit(place.witness) if place.node_id == cluster.here() else ""
+            known = process_probe.describe_exit(place.probe) if place.node_id == cluster.here() else ""
             message = f"the rank's process died; {known or 'Ray does not report the exit code'}"
             return self._lost(rank, ticket, message, str(error))
         return WorkerError(origin, cause_type=type(error).__name__, cause_message=str(error), remote_traceback="")

@@ -23,14 +23,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from podium.single_controller.runtime.witness import (
+from podium.single_controller.runtime.process_probe import (
     GONE,
     MAX_LINE_CHARS,
-    Witness,
+    ProcessProbe,
     describe_exit,
     fatal_trace,
+    install_probe,
     last_lines,
-    leave_traces,
     readable_stacks,
     take_stacks,
 )
@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 
-NOBODY = Witness(pid=2**22 + 1, started=1, signal=None, stacks=None, stdout=None, stderr=None, oom_kills=None)
+NOBODY = ProcessProbe(pid=2**22 + 1, started=1, signal=None, stacks=None, stdout=None, stderr=None, oom_kills=None)
 WAIT_S = 60.0
 
 
@@ -52,7 +52,7 @@ class Rank:
         self.process: BaseProcess = FORKS.Process(target=_rank, args=(there, directory, body, args, leaves), daemon=True)
         self.process.start()
         there.close()
-        self.witness: Witness = self.hear() if leaves else NOBODY
+        self.probe: ProcessProbe = self.hear() if leaves else NOBODY
 
     def hear(self) -> Any:
         assert self.pipe.poll(WAIT_S), "the process says nothing"
@@ -73,7 +73,7 @@ def _rank(pipe: Connection, directory: Path, body: Callable[..., None], args: tu
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(directory / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
     if leaves:
-        pipe.send(leave_traces())
+        pipe.send(install_probe())
     body(pipe, *args)
 
 
@@ -105,14 +105,14 @@ def sleep_in_inner(pipe: Connection) -> None:
 
 def _await_sleep(rank: Rank) -> None:
     rank.hear()
-    _until(lambda: "multiprocessing/connection.py" not in take_stacks(rank.witness, wait_s=30))  # `send` has returned
+    _until(lambda: "multiprocessing/connection.py" not in take_stacks(rank.probe, wait_s=30))  # `send` has returned
 
 
 def test_stacks_show_user_code_innermost_first_and_fold_idle_threads(start: Start) -> None:
     rank = start(sleep_in_outer)
     _await_sleep(rank)
     began = time.monotonic()
-    lines = take_stacks(rank.witness, wait_s=30).splitlines()
+    lines = take_stacks(rank.probe, wait_s=30).splitlines()
     assert time.monotonic() - began < 10  # it does not sit out its time
     assert [line.split()[-1] for line in lines[:3]] == ["sleep_in_inner", "sleep_in_outer", "_rank"]
     assert lines[0].startswith(f"{Path(__file__)}:")
@@ -122,9 +122,9 @@ def test_stacks_show_user_code_innermost_first_and_fold_idle_threads(start: Star
 def test_a_second_look_shows_only_the_second_dump(start: Start) -> None:
     rank = start(sleep_in_outer)
     _await_sleep(rank)
-    first = take_stacks(rank.witness, wait_s=30)
+    first = take_stacks(rank.probe, wait_s=30)
     assert first.count("sleep_in_inner") == 1
-    assert take_stacks(rank.witness, wait_s=30) == first
+    assert take_stacks(rank.probe, wait_s=30) == first
 
 
 def two_threads_of_user_code(pipe: Connection) -> None:
@@ -135,7 +135,7 @@ def two_threads_of_user_code(pipe: Connection) -> None:
 def test_threads_in_user_code_are_all_shown_the_main_one_first(start: Start) -> None:
     rank = start(two_threads_of_user_code)
     rank.hear()
-    main, other = take_stacks(rank.witness, wait_s=30).split("\n\n")
+    main, other = take_stacks(rank.probe, wait_s=30).split("\n\n")
     assert "two_threads_of_user_code" in main
     assert other.splitlines()[-1].endswith("sleep_in_inner")
 
@@ -157,13 +157,13 @@ def test_a_rank_inside_a_collective_shows_it_and_the_collective_still_completes(
     ranks[0].pipe.send("go")
     ranks[0].hear()
     for _ in range(100):
-        if "all_reduce" in (stack := take_stacks(ranks[0].witness, wait_s=30)):
+        if "all_reduce" in (stack := take_stacks(ranks[0].probe, wait_s=30)):
             break
     assert "all_reduce" in stack
     assert "reduce_when_told" in stack
-    assert "all_reduce" not in take_stacks(ranks[1].witness, wait_s=30)
+    assert "all_reduce" not in take_stacks(ranks[1].probe, wait_s=30)
     for _ in range(20):
-        take_stacks(ranks[0].witness, wait_s=30)
+        take_stacks(ranks[0].probe, wait_s=30)
     ranks[1].pipe.send("go")
     ranks[1].hear()
     assert [rank.hear() for rank in ranks] == [[3.0], [3.0]]
@@ -187,7 +187,7 @@ def test_a_look_waits_for_the_last_thread(start: Start) -> None:
     rank = start(many_deep_threads)
     for _ in range(20):
         rank.hear()
-    looks = [take_stacks(rank.witness, wait_s=30).splitlines() for _ in range(5)]
+    looks = [take_stacks(rank.probe, wait_s=30).splitlines() for _ in range(5)]
     assert [sum(line.endswith(" deep") for line in look) for look in looks] == [20 * 61] * 5
 
 
@@ -195,7 +195,7 @@ def test_two_who_look_at_once_see_whole_stacks(start: Start) -> None:
     rank = start(deep, 50)
     rank.hear()
     seen: list[str] = []
-    lookers = [threading.Thread(target=lambda: seen.append(take_stacks(rank.witness, wait_s=30))) for _ in range(4)]
+    lookers = [threading.Thread(target=lambda: seen.append(take_stacks(rank.probe, wait_s=30))) for _ in range(4)]
     for looker in lookers:
         looker.start()
     for looker in lookers:
@@ -207,9 +207,9 @@ def test_two_who_look_at_once_see_whole_stacks(start: Start) -> None:
 def test_a_process_whose_user_code_uses_sigusr2_keeps_its_handler_and_shows_its_stacks(start: Start) -> None:
     rank = start(report_sigusr2)
     rank.hear()
-    assert "report_sigusr2" in take_stacks(rank.witness, wait_s=30)
+    assert "report_sigusr2" in take_stacks(rank.probe, wait_s=30)
     assert not rank.pipe.poll(0.2)
-    os.kill(rank.witness.pid, signal.SIGUSR2)
+    os.kill(rank.probe.pid, signal.SIGUSR2)
     assert rank.hear() == "preempted"
 
 
@@ -225,8 +225,8 @@ def become_another_program(pipe: Connection) -> None:
 
 def test_a_process_that_does_not_listen_any_more_is_not_sent_the_signal(start: Start) -> None:
     rank = start(become_another_program)
-    _until(lambda: Path(f"/proc/{rank.witness.pid}/comm").read_text() == "sleep\n")
-    assert "does not listen" in take_stacks(rank.witness)
+    _until(lambda: Path(f"/proc/{rank.probe.pid}/comm").read_text() == "sleep\n")
+    assert "does not listen" in take_stacks(rank.probe)
     time.sleep(0.2)
     assert rank.process.is_alive()
 
@@ -234,28 +234,28 @@ def test_a_process_that_does_not_listen_any_more_is_not_sent_the_signal(start: S
 def test_a_stopped_process_is_called_stopped_after_the_wait(start: Start) -> None:
     rank = start(sleep_in_outer)
     rank.hear()
-    os.kill(rank.witness.pid, signal.SIGSTOP)
-    assert take_stacks(rank.witness, wait_s=0.2) == "no stacks within 0.2 s: the process is stopped"
+    os.kill(rank.probe.pid, signal.SIGSTOP)
+    assert take_stacks(rank.probe, wait_s=0.2) == "no stacks within 0.2 s: the process is stopped"
 
 
 def test_a_dead_process_is_gone(start: Start) -> None:
     rank = start(sleep_in_outer)
     rank.end()
-    assert take_stacks(rank.witness) == GONE
+    assert take_stacks(rank.probe) == GONE
 
 
 def test_another_process_with_the_same_pid_is_left_alone(start: Start) -> None:
     rank = start(report_any_look)
     rank.hear()
-    earlier = replace(rank.witness, started=(rank.witness.started or 0) - 1)
+    earlier = replace(rank.probe, started=(rank.probe.started or 0) - 1)
     assert take_stacks(earlier) == GONE
     assert not rank.pipe.poll(0.2)
-    take_stacks(rank.witness)
+    take_stacks(rank.probe)
     assert rank.hear() == "looked at"
 
 
 def report_any_look(pipe: Connection) -> None:
-    number = leave_traces().signal
+    number = install_probe().signal
     assert number
     faulthandler.unregister(number)
     signal.signal(number, lambda *_: pipe.send("looked at"))
@@ -267,40 +267,40 @@ def test_a_platform_without_stacks_says_so() -> None:
 
 
 def leave_again_from_a_thread(pipe: Connection) -> None:
-    thread = threading.Thread(target=lambda: pipe.send(leave_traces()))
+    thread = threading.Thread(target=lambda: pipe.send(install_probe()))
     thread.start()
     thread.join()
     if (child := os.fork()) == 0:
-        pipe.send(leave_traces())
+        pipe.send(install_probe())
         os._exit(0)
     os.waitpid(child, 0)
 
 
 def test_traces_are_left_once_per_process(start: Start) -> None:
     rank = start(leave_again_from_a_thread)
-    assert rank.hear() == rank.witness
-    assert rank.hear().pid != rank.witness.pid
+    assert rank.hear() == rank.probe
+    assert rank.hear().pid != rank.probe.pid
 
 
 def leave_from_a_thread_only(pipe: Connection) -> None:
-    thread = threading.Thread(target=lambda: pipe.send(leave_traces()))
+    thread = threading.Thread(target=lambda: pipe.send(install_probe()))
     thread.start()
     thread.join()
     time.sleep(WAIT_S)
 
 
 def test_traces_may_be_left_from_any_thread(start: Start) -> None:
-    witness = start(leave_from_a_thread_only, leaves=False).hear()
-    assert "leave_from_a_thread_only" in take_stacks(witness, wait_s=30)
+    probe = start(leave_from_a_thread_only, leaves=False).hear()
+    assert "leave_from_a_thread_only" in take_stacks(probe, wait_s=30)
 
 
 def test_nothing_is_left_on_disk(start: Start, tmp_path: Path) -> None:
     rank = start(sleep_in_outer)
     rank.hear()
-    take_stacks(rank.witness)
+    take_stacks(rank.probe)
     rank.end()
     assert {file.name for file in (tmp_path / "0").iterdir()} == {"out", "err"}
-    assert not Path(rank.witness.stacks or "/").exists()
+    assert not Path(rank.probe.stacks or "/").exists()
 
 
 DUMP = """\
@@ -356,10 +356,10 @@ def crash(pipe: Connection) -> None:
 def test_a_segfault_leaves_a_trace_apart_from_what_was_written(start: Start) -> None:
     rank = start(crash)
     rank.process.join(WAIT_S)
-    trace = fatal_trace(rank.witness).splitlines()
+    trace = fatal_trace(rank.probe).splitlines()
     assert trace[0] == "Fatal Python error: Segmentation fault"
     assert any(line.endswith("in crash") for line in trace)
-    assert last_lines(rank.witness).splitlines() == [
+    assert last_lines(rank.probe).splitlines() == [
         "last lines of stderr:",
         "  a warning",
         "last lines of stdout:",
@@ -370,23 +370,23 @@ def test_a_segfault_leaves_a_trace_apart_from_what_was_written(start: Start) -> 
 def test_a_process_that_did_not_crash_has_no_trace(start: Start) -> None:
     rank = start(sleep_in_outer)
     rank.end()
-    assert fatal_trace(rank.witness) == ""
+    assert fatal_trace(rank.probe) == ""
 
 
 def crash_with_a_faulthandler_of_its_own(pipe: Connection, path: str) -> None:
     file = Path(path).open("w")  # noqa: SIM115 - open until the crash
     faulthandler.enable(file)
-    pipe.send(leave_traces())
+    pipe.send(install_probe())
     ctypes.string_at(0)
 
 
 def test_a_faulthandler_that_was_enabled_before_keeps_its_file(start: Start, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     rank = start(crash_with_a_faulthandler_of_its_own, str(theirs), leaves=False)
-    witness = rank.hear()
+    probe = rank.hear()
     rank.process.join(WAIT_S)
     assert "Segmentation fault" in theirs.read_text()
-    assert fatal_trace(witness) == ""
+    assert fatal_trace(probe) == ""
 
 
 RAY_CRASH = """\
@@ -409,15 +409,15 @@ Extension modules: msgpack._cmsgpack, ray._raylet (total: 2)
 
 
 def test_rays_account_of_a_crash_is_told_once_and_apart(tmp_path: Path) -> None:
-    witness = replace(NOBODY, stderr=_log(tmp_path, RAY_CRASH))
-    assert fatal_trace(witness).splitlines() == [
+    probe = replace(NOBODY, stderr=_log(tmp_path, RAY_CRASH))
+    assert fatal_trace(probe).splitlines() == [
         "*** SIGSEGV received at time=1795969597 on cpu 1 ***",
         "    @     0x7f3ef4a5a050       1216  ncclCommAbort",
         "Fatal Python error: Segmentation fault",
         "Stack (most recent call first):",
         '  File "/home/me/worker.py", line 12 in crash',
     ]
-    lines = last_lines(witness).splitlines()
+    lines = last_lines(probe).splitlines()
     assert lines[1] == "  a warning"
     assert lines[2].endswith("1 leaked semaphore")
     assert len(lines) == 3
@@ -427,18 +427,18 @@ def test_rays_account_of_a_crash_is_told_once_and_apart(tmp_path: Path) -> None:
 def test_the_exit_is_known_until_the_parent_has_asked(command: str, told: str) -> None:
     child = subprocess.Popen(["sh", "-c", f"read go; {command}"], stdin=subprocess.PIPE)
     started = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    witness = replace(NOBODY, pid=child.pid, started=started)
-    assert describe_exit(witness) == ""  # it lives
+    probe = replace(NOBODY, pid=child.pid, started=started)
+    assert describe_exit(probe) == ""  # it lives
     assert child.stdin
     child.stdin.close()
-    _until(lambda: describe_exit(witness) != "")
-    assert describe_exit(witness) == told
+    _until(lambda: describe_exit(probe) != "")
+    assert describe_exit(probe) == told
     child.wait()
-    assert describe_exit(witness) == ""
+    assert describe_exit(probe) == ""
 
 
 def test_a_kill_for_lack_of_memory_is_told_of_the_machine() -> None:
-    now = leave_traces().oom_kills
+    now = install_probe().oom_kills
     assert now is not None
     assert "killed 2 processes of this machine for lack of memory" in describe_exit(replace(NOBODY, oom_kills=now - 2))
     assert describe_exit(replace(NOBODY, oom_kills=now)) == ""
@@ -450,7 +450,7 @@ def test_a_kill_for_lack_of_memory_is_told_of_the_machine() -> None:
 def test_the_last_lines_survive_the_process_and_a_partial_one_counts(start: Start) -> None:
     rank = start(write_and_die)
     rank.process.join(WAIT_S)
-    assert last_lines(rank.witness, count=2) == "last lines of stderr:\n  line 98\n  half a li"
+    assert last_lines(rank.probe, count=2) == "last lines of stderr:\n  line 98\n  half a li"
 
 
 def write_and_die(pipe: Connection) -> None:
@@ -490,8 +490,8 @@ def test_a_log_that_says_nothing_gives_nothing(tmp_path: Path, text: str) -> Non
 
 def test_only_files_that_the_process_alone_writes_are_named(start: Start, tmp_path: Path) -> None:
     rank = start(leave_again_from_a_thread)
-    assert rank.witness.stdout == str(tmp_path / "0" / "out")
-    assert rank.witness.stderr == str(tmp_path / "0" / "err")
+    assert rank.probe.stdout == str(tmp_path / "0" / "out")
+    assert rank.probe.stderr == str(tmp_path / "0" / "err")
     forked = [rank.hear(), rank.hear()][1]  # its outputs are its parent's
     assert (forked.stdout, forked.stderr) == (None, None)
 
@@ -500,23 +500,23 @@ def write_to_a_pipe(pipe: Connection) -> None:
     end = os.pipe()[1]
     os.dup2(end, 1)
     os.dup2(end, 2)
-    pipe.send(leave_traces())
+    pipe.send(install_probe())
 
 
 def write_all_to_stderr(pipe: Connection) -> None:
     os.dup2(2, 1)
-    pipe.send(leave_traces())
+    pipe.send(install_probe())
 
 
 def write_to_a_deleted_file(pipe: Connection, directory: str) -> None:
     (Path(directory) / "err").unlink()
-    pipe.send(leave_traces())
+    pipe.send(install_probe())
 
 
 def close_everything(pipe: Connection) -> None:
     os.close(1)
     os.close(2)
-    pipe.send(leave_traces())
+    pipe.send(install_probe())
 
 
 def test_an_output_without_a_file_of_its_own_has_no_path(start: Start, tmp_path: Path) -> None:
@@ -528,8 +528,8 @@ def test_an_output_without_a_file_of_its_own_has_no_path(start: Start, tmp_path:
 
 
 def test_one_file_for_both_outputs_is_named_once(start: Start, tmp_path: Path) -> None:
-    witness = start(write_all_to_stderr, leaves=False).hear()
-    assert (witness.stdout, witness.stderr) == (None, str(tmp_path / "0" / "err"))
+    probe = start(write_all_to_stderr, leaves=False).hear()
+    assert (probe.stdout, probe.stderr) == (None, str(tmp_path / "0" / "err"))
 
 
 def test_a_witness_travels() -> None:

@@ -1,7 +1,7 @@
 """What can be learnt about a rank's process from outside: on its own machine, as the same user, without ptrace.
 
-The worker calls `leave_traces` once and sends the Witness to whoever watches it. Nothing lies on disk: stacks go to a memory
-file that the watcher opens through /proc and that ends with the process, kill -9 included; a crash goes to the worker's
+The worker calls `install_probe` once and sends the ProcessProbe to whoever watches it. Nothing lies on disk: stacks go to a
+memory file that the watcher opens through /proc and that ends with the process, kill -9 included; a crash goes to the worker's
 stderr. Where the system lacks something (macOS, Windows), the answer is a sentence that says so.
 """
 
@@ -48,7 +48,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
-class Witness:
+class ProcessProbe:
     """Where the traces of one process are. Only a process of the same machine can follow it."""
 
     pid: int
@@ -65,65 +65,65 @@ class Witness:
     """Processes that the machine's kernel had killed for lack of memory when this one left its traces."""
 
 
-def leave_traces() -> Witness:
+def install_probe() -> ProcessProbe:
     """Make this process ready to be looked at. Call it in the worker, on any thread; a repeated call changes nothing.
 
     User code loses nothing. The stacks' signal is a real-time signal that nobody has taken: SIGUSR2 stays free for those who
     use it (Slurm and submitit announce preemption by it). A faulthandler that is enabled already stays as it is; otherwise
     it is enabled on stderr, where Ray puts it too: a person who reads the log finds the crash, and nothing has to be deleted.
     """
-    return _leave_traces(os.getpid())
+    return _install_probe(os.getpid())
 
 
-def take_stacks(witness: Witness, wait_s: float = 1.0) -> str:
+def take_stacks(probe: ProcessProbe, wait_s: float = 1.0) -> str:
     """The Python stacks of the process now, those in user code first, innermost call first; idle threads as one line.
 
     Returns as soon as the process has written them, after `wait_s` at the latest. The call that the process is in goes on
     undisturbed (a system call may return EINTR, as with any signal). When there are none, one sentence says why.
     """
-    if witness.signal is None or witness.stacks is None:
+    if probe.signal is None or probe.stacks is None:
         return "stacks are not available on this platform"
     try:
-        if is_alive(witness) and not _listens(witness.pid, witness.signal, witness.stacks):
+        if is_alive(probe) and not _listens(probe.pid, probe.signal, probe.stacks):
             return "stacks are not available: the process does not listen for the signal any more"
-        dump, is_whole = _ask(witness, witness.signal, witness.stacks, wait_s) if is_alive(witness) else ("", True)
+        dump, is_whole = _ask(probe, probe.signal, probe.stacks, wait_s) if is_alive(probe) else ("", True)
     except OSError as error:
-        return f"stacks are not available: {error}" if is_alive(witness) else GONE
+        return f"stacks are not available: {error}" if is_alive(probe) else GONE
     text = readable_stacks(dump)
-    return (text if is_whole else f"{text}\n(cut off after {wait_s:g} s)") if text else _no_answer(witness, wait_s)
+    return (text if is_whole else f"{text}\n(cut off after {wait_s:g} s)") if text else _no_answer(probe, wait_s)
 
 
-def last_lines(witness: Witness, count: int = LAST_LINES) -> str:
+def last_lines(probe: ProcessProbe, count: int = LAST_LINES) -> str:
     """The last lines that the process wrote: of stderr and of stdout, each labelled and up to `count`; "" when there are none.
 
     Readable after its death. What belongs to a crash is left out (see `fatal_trace`), so are Ray's markers and what a
     progress bar has overwritten. Lines that the process holds in a buffer are not there yet.
     """
     parts = []
-    for name, path in (("stderr", witness.stderr), ("stdout", witness.stdout)):
+    for name, path in (("stderr", probe.stderr), ("stdout", probe.stdout)):
         lines = list(map(_cut, _split_at_crash(path)[0]))[-count:] if count > 0 else []
         parts += [f"last lines of {name}:", *(f"  {line}" for line in lines)] if lines else []
     return "\n".join(parts)
 
 
-def fatal_trace(witness: Witness) -> str:
+def fatal_trace(probe: ProcessProbe) -> str:
     """What a crash (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL) left on stderr, or "". Native frames appear where they have names.
 
     Ask for a dead process: on a living one's stderr a crash is that of a child.
     """
-    lines = _split_at_crash(witness.stderr)[1]
+    lines = _split_at_crash(probe.stderr)[1]
     return "\n".join(_cut(line) for line in lines if not _CRASH_NOISE.match(line))
 
 
-def describe_exit(witness: Witness) -> str:
+def describe_exit(probe: ProcessProbe) -> str:
     """What is known of the end of a dead process, or "": nobody but its parent learns the exit code for sure.
 
     The code or the signal is there until the parent has asked for it; that the kernel killed for lack of memory is known of
     the machine, not of the process.
     """
-    if is_alive(witness):
+    if is_alive(probe):
         return ""
-    known = [_zombie_exit(witness), _oom_since(witness)]
+    known = [_zombie_exit(probe), _oom_since(probe)]
     return "; ".join(filter(None, known))
 
 
@@ -131,13 +131,13 @@ def describe_exit(witness: Witness) -> str:
 
 
 @cache  # by pid, so that a forked child gets traces of its own
-def _leave_traces(pid: int) -> Witness:
+def _install_probe(pid: int) -> ProcessProbe:
     if not faulthandler.is_enabled():
         _enable_on_stderr()
     number, stacks = _register_stacks(pid)
     stderr = _own_file(2)
     stdout = _own_file(1)
-    return Witness(
+    return ProcessProbe(
         pid=pid,
         started=_start_ticks(pid),
         signal=number,
@@ -208,9 +208,9 @@ def _start_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
-def is_alive(witness: Witness) -> bool:
-    fields = _stat_fields(witness.pid)
-    return bool(fields) and int(fields[19]) == witness.started and fields[0] not in "ZX"
+def is_alive(probe: ProcessProbe) -> bool:
+    fields = _stat_fields(probe.pid)
+    return bool(fields) and int(fields[19]) == probe.started and fields[0] not in "ZX"
 
 
 def _status(directory: str) -> dict[str, str]:
@@ -231,18 +231,18 @@ def _listens(pid: int, number: int, stacks: str) -> bool:
     return bool(caught >> (number - 1) & 1) and Path(stacks).is_symlink() and _MEMORY_FILE in str(Path(stacks).readlink())
 
 
-def _ask(witness: Witness, number: int, path: str, wait_s: float) -> tuple[str, bool]:
+def _ask(probe: ProcessProbe, number: int, path: str, wait_s: float) -> tuple[str, bool]:
     """What the process wrote after one signal, and whether that is all. OSError when it is gone."""
     with Path(path).open("rb") as file:
         before = file.seek(0, os.SEEK_END)
-        blocked = _holding(witness.pid, number)
-        os.kill(witness.pid, number)
+        blocked = _holding(probe.pid, number)
+        os.kill(probe.pid, number)
         deadline = time.monotonic() + wait_s
         is_whole = False
-        while not is_whole and time.monotonic() < deadline and is_alive(witness):
+        while not is_whole and time.monotonic() < deadline and is_alive(probe):
             time.sleep(POLL_S)
             # The kernel blocks a signal for the thread that handles it: when nobody new holds it, the dump is whole.
-            is_whole = os.fstat(file.fileno()).st_size > before and not _holding(witness.pid, number) - blocked
+            is_whole = os.fstat(file.fileno()).st_size > before and not _holding(probe.pid, number) - blocked
         file.seek(before)
         return file.read().decode(errors="replace"), is_whole
 
@@ -255,16 +255,16 @@ def _holding(pid: int, number: int) -> set[str]:
     return held | {"all" for status in statuses.values() if (_mask(status, "ShdPnd") or 0) & bit}
 
 
-def _no_answer(witness: Witness, wait_s: float) -> str:
-    if not is_alive(witness):
+def _no_answer(probe: ProcessProbe, wait_s: float) -> str:
+    if not is_alive(probe):
         return GONE
-    state = (_stat_fields(witness.pid) or "Z")[0]
+    state = (_stat_fields(probe.pid) or "Z")[0]
     return f"no stacks within {wait_s:g} s: {_STATES.get(state, 'its threads do not take signals')}"
 
 
-def _zombie_exit(witness: Witness) -> str:
-    fields = _stat_fields(witness.pid)
-    if not fields or int(fields[19]) != witness.started or fields[0] != "Z":
+def _zombie_exit(probe: ProcessProbe) -> str:
+    fields = _stat_fields(probe.pid)
+    if not fields or int(fields[19]) != probe.started or fields[0] != "Z":
         return ""
     status = int(fields[49])
     if number := status & 0x7F:
@@ -273,11 +273,11 @@ def _zombie_exit(witness: Witness) -> str:
     return f"exit code {status >> 8}"
 
 
-def _oom_since(witness: Witness) -> str:
+def _oom_since(probe: ProcessProbe) -> str:
     now = _oom_kills()
-    if now is None or witness.oom_kills is None or now <= witness.oom_kills:
+    if now is None or probe.oom_kills is None or now <= probe.oom_kills:
         return ""
-    count = now - witness.oom_kills
+    count = now - probe.oom_kills
     return f"since it started, the kernel has killed {count} process{'es' * (count > 1)} of this machine for lack of memory"
 
 
