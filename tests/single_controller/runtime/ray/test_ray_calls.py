@@ -32,7 +32,7 @@ from podium.single_controller import (
     register,
 )
 from podium.single_controller.rank.context import current_context
-from podium.single_controller.runtime.ray.order import OWNER, Lines, Order, Turns
+from podium.single_controller.runtime.sequencing import OWNER, CallSequencer, SequenceGate, SequenceNumber
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 LARGE = 100_000
@@ -253,35 +253,35 @@ def test_exceptions_that_do_not_travel_are_told_all_the_same(group: WorkerGroup[
     assert group.call.give(1) == [1, 1]
 
 
-# -- the order alone -------------------------------------------------------------------------------------------------------
+# -- sequencing alone -------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_that_is_alone_needs_no_place():
-    lines = Lines(OWNER)
-    assert lines.place(0, counts=True) is None
-    assert lines.place(0, counts=True) == Order(OWNER, 1, True)
-    assert lines.place(1, counts=True) is None
-    lines.answered([0, 0])
-    assert lines.place(0, counts=True) is None
-    assert lines.place(1, counts=False) == Order(OWNER, 1, False)
-    assert Lines("other").place(0, counts=True) == Order("other", 0, True)
+def test_a_call_that_is_alone_needs_no_number():
+    sequencer = CallSequencer(OWNER)
+    assert sequencer.number(0, counts=True) is None
+    assert sequencer.number(0, counts=True) == SequenceNumber(OWNER, 1, True)
+    assert sequencer.number(1, counts=True) is None
+    sequencer.answered([0, 0])
+    assert sequencer.number(0, counts=True) is None
+    assert sequencer.number(1, counts=False) == SequenceNumber(OWNER, 1, False)
+    assert CallSequencer("other").number(0, counts=True) == SequenceNumber("other", 0, True)
 
 
-def test_turns_are_taken_in_order_whoever_comes_first():
+def test_calls_start_in_the_order_sent_whichever_arrives_first():
     started: list[object] = []
 
-    async def call(turns: Turns, name: object, order: Order | None) -> None:
-        await turns.take(order)
+    async def call(gate: SequenceGate, name: object, number: SequenceNumber | None) -> None:
+        await gate.wait_turn(number)
         started.append(name)
 
     async def arrive() -> None:
-        turns = Turns()
-        late = [call(turns, n, Order(OWNER, n, True)) for n in (3, 1, 2)]
-        held = call(turns, "held", Order(OWNER, 2, False))
-        other = call(turns, "other", Order("b", 0, True))
+        gate = SequenceGate()
+        late = [call(gate, n, SequenceNumber(OWNER, n, True)) for n in (3, 1, 2)]
+        held = call(gate, "held", SequenceNumber(OWNER, 2, False))
+        other = call(gate, "other", SequenceNumber("b", 0, True))
         tasks = [asyncio.ensure_future(one) for one in [*late, held, other]]
         await asyncio.sleep(0.01)
-        await call(turns, 0, None)
+        await call(gate, 0, None)
         await asyncio.wait_for(asyncio.gather(*tasks), 5)
 
     asyncio.run(arrive())

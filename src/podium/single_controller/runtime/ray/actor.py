@@ -48,9 +48,9 @@ from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
 from podium.single_controller.runtime.copies import detached, detached_copy
 from podium.single_controller.runtime.payload import NOTHING, HoldsReference, pack
 from podium.single_controller.runtime.process_probe import ProcessProbe, install_probe
-from podium.single_controller.runtime.ray.message import EMPTY, Message
-from podium.single_controller.runtime.ray.order import Turns
-from podium.single_controller.runtime.ray.store import landed, left_behind, read_beside_loop
+from podium.single_controller.runtime.ray.call_message import EMPTY, CallMessage
+from podium.single_controller.runtime.ray.store import encode_body, fetch_argument, read_beside_loop
+from podium.single_controller.runtime.sequencing import SequenceGate
 
 LOOPBACK = "127.0.0.1"
 ACCOUNT = "_podium_account"
@@ -71,7 +71,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class RankAddress:
     """What a process that did not start a rank has to know of it."""
 
     context: RankContext
@@ -101,10 +101,10 @@ class RankActor:
         node_id = ray.get_runtime_context().get_node_id()
         return Place(node_id, socket.gethostname(), _address(), os.getpid(), num_cores(), install_probe())
 
-    def podium_whereabouts(self) -> Whereabouts:
+    def podium_rank_address(self) -> RankAddress:
         """For a driver that did not start this rank."""
         name = ray.get_runtime_context().get_actor_name() or ""
-        return Whereabouts(self._rank_context, RankActor.podium_locate(self), name, get_current_placement_group())
+        return RankAddress(self._rank_context, RankActor.podium_locate(self), name, get_current_placement_group())
 
     def podium_host_store(self, address: str, port_range: tuple[int, int] | None) -> int:
         """Open the rendezvous of the group in this process; returns its port."""
@@ -124,10 +124,10 @@ class RankActor:
         _set_environment(context)
         become(context)
         use_torch_threads(context.threads)  # of this thread, which is the one that runs sync methods
-        args, kwargs = Message.of(message).arguments()
+        args, kwargs = CallMessage.from_positional(message).arguments()
         self._podium_run(None, CONSTRUCTOR, cast(Any, super()).__init__, args, kwargs)
 
-    def _podium_call(self, role: str | None, name: str, reply: Reply, message: Message) -> Any:
+    def _podium_call(self, role: str | None, name: str, reply: Reply, message: CallMessage) -> Any:
         args, kwargs = self._podium_arguments(role, name, message)
         result = self._podium_run(role, name, call_method, (self, role, name, *args), kwargs)
         try:
@@ -141,7 +141,7 @@ class RankActor:
         if reply is Reply.PLAIN:
             return self._podium_plain(result)
         found = parted_result(result) if reply is Reply.REFERENCE else None
-        header, body = (result, None) if found is None else (found[0], left_behind(found[1]))
+        header, body = (result, None) if found is None else (found[0], encode_body(found[1]))
         try:
             packed: Any = pack(header, is_reference)
         except HoldsReference:
@@ -152,14 +152,14 @@ class RankActor:
         """What Ray is to write down itself."""
         return detached(value)
 
-    def _podium_arguments(self, role: str | None, name: str, message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _podium_arguments(self, role: str | None, name: str, message: CallMessage) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if message is EMPTY:
             return (), {}
         args, kwargs = message.arguments()
         if not message.bodies:
             return args, kwargs
         try:
-            rows = partial(landed, refs=message.bodies)
+            rows = partial(fetch_argument, refs=message.bodies)
             return tuple(map(rows, args)), {key: rows(value) for key, value in kwargs.items()}
         except Exception as error:  # the call's failure
             raise _with_account(self._rank_context, called_as(role, name), error) from None
@@ -192,7 +192,7 @@ class AsyncRankActor(RankActor):
 
     def __init__(self) -> None:
         self._podium_thread = ThreadPoolExecutor(1, "podium-rank")
-        self._podium_turns = Turns()
+        self._podium_gate = SequenceGate()
         read_beside_loop()
 
     async def podium_locate(self) -> Place:  # type: ignore[override]  # Ray awaits what an actor's methods return
@@ -226,12 +226,12 @@ class AsyncRankActor(RankActor):
     async def _podium_on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._podium_thread, function, *args)
 
-    async def _podium_await(self, role: str | None, name: str, reply: Reply, message: Message) -> Any:
+    async def _podium_await(self, role: str | None, name: str, reply: Reply, message: CallMessage) -> Any:
         try:
             if message.bodies:  # to read them waits, and the loop shall not
                 args, kwargs = await asyncio.to_thread(self._podium_arguments, role, name, message)
         finally:
-            await self._podium_turns.take(message.order)  # also where nothing could be read: those behind wait for this one
+            await self._podium_gate.wait_turn(message.number)  # also where nothing could be read: those behind wait for this one
         if not message.bodies:
             args, kwargs = self._podium_arguments(role, name, message)
         try:
@@ -319,15 +319,15 @@ def _returning(reply: Reply, entry: Callable[..., Any]) -> Callable[..., Any]:
 def _entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
     # One entry per method: to send its name as an argument of a common entry costs Ray 20 to 30 % of an empty call.
     def call(self: RankActor, *message: Any) -> Any:
-        return self._podium_call(role, name, reply, Message.of(message) if message else EMPTY)
+        return self._podium_call(role, name, reply, CallMessage.from_positional(message) if message else EMPTY)
 
     return call
 
 
 def _async_entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
     async def call(self: AsyncRankActor, *message: Any) -> Any:
-        read = Message.of(message)
-        await self._podium_turns.take(read.order)
+        read = CallMessage.from_positional(message)
+        await self._podium_gate.wait_turn(read.number)
         return await self._podium_on_thread(self._podium_call, role, name, reply, read)
 
     return call
@@ -335,13 +335,13 @@ def _async_entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any
 
 def _awaiting_entry(role: str | None, name: str, reply: Reply) -> Callable[..., Any]:
     async def call(self: AsyncRankActor, *message: Any) -> Any:
-        return await self._podium_await(role, name, reply, Message.of(message))
+        return await self._podium_await(role, name, reply, CallMessage.from_positional(message))
 
     return call
 
 
 def _any(self: RankActor, role: str | None, name: str, reply: Reply, *message: Any) -> Any:
-    return self._podium_call(role, name, reply, Message.of(message))
+    return self._podium_call(role, name, reply, CallMessage.from_positional(message))
 
 
 async def _any_async(self: AsyncRankActor, role: str | None, name: str, reply: Reply, *message: Any) -> Any:

@@ -67,7 +67,7 @@ from podium.single_controller.runtime.ray.actor import (
     LOOPBACK,
     AsyncRankActor,
     Place,
-    Whereabouts,
+    RankAddress,
     actor_class,
     entries_of,
     entry_name,
@@ -76,12 +76,12 @@ from podium.single_controller.runtime.ray.actor import (
     rank_environment,
     signatures_kept,
 )
+from podium.single_controller.runtime.ray.attach import check_all_found, in_rank_order, named_actor, names_with, rank_addresses
+from podium.single_controller.runtime.ray.call_message import to_positional
 from podium.single_controller.runtime.ray.diagnostics import diagnostics_by_node
-from podium.single_controller.runtime.ray.finding import check_all_found, in_rank_order, named_actor, names_with, whereabouts
-from podium.single_controller.runtime.ray.message import folded
-from podium.single_controller.runtime.ray.order import OWNER, Lines
-from podium.single_controller.runtime.ray.sending import Sent, always_travels, constructor_message
+from podium.single_controller.runtime.ray.encode import EncodedCall, constructor_message, encoding_cannot_fail
 from podium.single_controller.runtime.ray.store import body_of
+from podium.single_controller.runtime.sequencing import OWNER, CallSequencer
 
 SHUT_DOWN = "the Ray session that the ranks were started in was shut down: make the group anew"
 ASYNC_CALLS = 10_000
@@ -120,7 +120,7 @@ class RayRuntime(Runtime):
         self._connection: object | None = None
         self._entries: dict[int, dict[tuple[str | None, str, Reply], Entry]] = {}
         """By rank, those that calls have used: Ray makes one anew whenever an actor is asked for it."""
-        self._lines: Lines | None = None
+        self._sequencer: CallSequencer | None = None
         """Of asynchronous actors only: others start calls in the order in which they were sent."""
         self._sending = threading.Lock()
 
@@ -162,21 +162,21 @@ class RayRuntime(Runtime):
         self._connect(1)
         given = list(handles or map(named_actor, worker_names or ()))
         found = given or list(map(named_actor, names_with(name_prefix, worker_class)))
-        ranks = in_rank_order(whereabouts(found, timeout_s))
+        ranks = in_rank_order(rank_addresses(found, timeout_s))
         if not given:
             check_all_found(ranks)
         return replace(self._take_over(worker_class, ranks), name_prefix=name_prefix)
 
-    def address(self) -> list[Whereabouts]:
+    def address(self) -> list[RankAddress]:
         names = self._names or [""] * len(self._contexts)
         ranks = zip(self._contexts, self._places, names, strict=True)
-        return [Whereabouts(*rank, handle=self._actors[number]) for number, rank in enumerate(ranks)]
+        return [RankAddress(*rank, handle=self._actors[number]) for number, rank in enumerate(ranks)]
 
-    def reach(self, worker_class: type, address: list[Whereabouts]) -> GroupSpec:
+    def reach(self, worker_class: type, address: list[RankAddress]) -> GroupSpec:
         self._connect(1)
         return self._take_over(worker_class, address)
 
-    def _take_over(self, worker_class: type, ranks: Sequence[Whereabouts]) -> GroupSpec:
+    def _take_over(self, worker_class: type, ranks: Sequence[RankAddress]) -> GroupSpec:
         """Call these ranks, numbered as they come."""
         self._contexts = [rank.context for rank in ranks]
         self._places = [rank.place for rank in ranks]
@@ -184,7 +184,7 @@ class RayRuntime(Runtime):
         self._foreign = {rank.placement_group for rank in ranks if rank.placement_group is not None}
         self._names = [rank.name for rank in ranks if rank.name]
         entries = self._has_entry = entries_of(worker_class)
-        self._lines = Lines(secrets.token_hex(8)) if is_asynchronous(worker_class, entries) else None
+        self._sequencer = CallSequencer(secrets.token_hex(8)) if is_asynchronous(worker_class, entries) else None
         name = "+".join(dict.fromkeys(context.group for context in self._contexts))
         on_nodes = Counter(place.node_id for place in self._places)
         return GroupSpec(name, worker_class, (), {}, ResourcePool(list(on_nodes.values())), detached=True)
@@ -218,8 +218,8 @@ class RayRuntime(Runtime):
     def submit(self, calls: Sequence[RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, RayTicket]:
         if not self._is_connected:
             raise GroupClosedError(SHUT_DOWN)
-        pieces: Iterable[Sent] = map(Sent.of, calls)  # packed while the ranks before already run
-        if not all(map(always_travels, calls)):
+        pieces: Iterable[EncodedCall] = map(EncodedCall.of, calls)  # packed while the ranks before already run
+        if not all(map(encoding_cannot_fail, calls)):
             pieces = list(pieces)  # arguments that cannot be sent to one rank are sent to none
         tickets = dict[int, RayTicket]()
         with self._sending:  # the driver and its deferred calls: what is counted first is sent first
@@ -228,10 +228,10 @@ class RayRuntime(Runtime):
                     tickets[rank] = self._send(rank, call, piece, Reply.NOTHING if rank in quiet else reply)
         return tickets
 
-    def _send(self, rank: int, call: RankCall, sent: Sent, reply: Reply) -> RayTicket:
+    def _send(self, rank: int, call: RankCall, sent: EncodedCall, reply: Reply) -> RayTicket:
         entry = self._entries.get(rank, {}).get((call.role, call.method, reply)) or self._new_entry(rank, call, reply)
-        order = self._lines.place(rank, counts=not sent.holds_references) if self._lines else None
-        found = entry(*folded(sent.packed, order, sent.bodies, sent.args, sent.kwargs))
+        number = self._sequencer.number(rank, counts=not sent.holds_references) if self._sequencer else None
+        found = entry(*to_positional(sent.packed, number, sent.bodies, sent.args, sent.kwargs))
         ref, body = found if reply is Reply.REFERENCE else (found, None)
         return RayTicket(called_as(call.role, call.method), ref, reply, call.zero_copy, call.is_joined, body)
 
@@ -257,8 +257,8 @@ class RayRuntime(Runtime):
             found = {rank: self._outcome(rank, ticket) for rank, ticket in tickets.items() if ticket.ref in ready}
         else:
             found = {rank: self._answer(rank, tickets[rank], value) for rank, value in zip(tickets, values, strict=True)}
-        if self._lines:
-            self._lines.answered([rank for rank in found if tickets[rank].method != CONSTRUCTOR])
+        if self._sequencer:
+            self._sequencer.answered([rank for rank in found if tickets[rank].method != CONSTRUCTOR])
         return found
 
     def reference(self, ticket: RayTicket) -> Any:
@@ -282,7 +282,7 @@ class RayRuntime(Runtime):
     def _make_each(self, spec: GroupSpec, order: RankOrder, seats: Sequence[reservations.Seat]) -> None:
         made = actor_class(spec.worker_class)
         is_async = issubclass(made, AsyncRankActor)
-        self._lines = Lines(OWNER) if is_async else None
+        self._sequencer = CallSequencer(OWNER) if is_async else None
         self._has_entry = entries_of(spec.worker_class)
         remote: Any = ray.remote(made)
         self._names = _actor_names(spec, order)

@@ -64,7 +64,7 @@ class RayBody:
         if self.is_small or self.node_id == here() or (len(rows) == self.num_rows and len(keys) == self.num_columns):
             return lambda: chosen(_columns(self._await(self.ref), keys), keys, rows)
         there = NodeAffinitySchedulingStrategy(self.node_id, soft=True)
-        part = _cut_out.options(scheduling_strategy=there).remote(self.ref, list(keys), rows)
+        part = _select_on_its_node.options(scheduling_strategy=there).remote(self.ref, list(keys), rows)
         if is_run(rows):
             return lambda: _columns(self._await(part), keys)
         return lambda: private(_columns(self._await(part), keys))
@@ -83,7 +83,7 @@ def body_of(header: Header, ref: Any, node_id: str, session: str) -> RayBody:
     return RayBody(ref, node_id, header.num_rows, len(header.kinds), header.body_bytes <= SMALL_BYTES, session)
 
 
-def left_behind(body: DataProto) -> Envelope | None:
+def encode_body(body: DataProto) -> Envelope | None:
     """The columns that stay, as the second object that a rank returns; None where there are none."""
     if not body.batch and not body.non_tensor_batch:
         return None
@@ -94,14 +94,14 @@ def left_behind(body: DataProto) -> Envelope | None:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class RemoteArgument:
     """Rows on their way. Their bodies have numbers for references, which travel beside the message, where Ray sees them."""
 
     rows: RemoteRows
     zero_copy: bool
 
 
-def shipped(argument: Any, refs: list[Any], *, zero_copy: bool) -> Any:
+def encode_argument(argument: Any, refs: list[Any], *, zero_copy: bool) -> Any:
     """The argument as it goes into a message; the references that it needs are appended to `refs`."""
     if not isinstance(argument, RemoteRows):
         return argument
@@ -117,12 +117,12 @@ def shipped(argument: Any, refs: list[Any], *, zero_copy: bool) -> Any:
             refs.append(body.ref)
         return replace(body, ref=refs.index(body.ref), session="")
 
-    return Parcel(rows.with_bodies(named), zero_copy)
+    return RemoteArgument(rows.with_bodies(named), zero_copy)
 
 
-def landed(argument: Any, refs: Sequence[Any]) -> Any:
+def fetch_argument(argument: Any, refs: Sequence[Any]) -> Any:
     """The inverse, in a rank: the rows themselves, private copies or guarded views."""
-    if not isinstance(argument, Parcel):
+    if not isinstance(argument, RemoteArgument):
         return argument
     mine = session()
 
@@ -142,5 +142,5 @@ def _columns(body: Envelope, keys: Sequence[str]) -> DataProto:
 
 
 @ray.remote(num_cpus=0)
-def _cut_out(body: Envelope, keys: list[str], rows: Tensor) -> Envelope | None:
-    return left_behind(chosen(_columns(body, keys), keys, rows))
+def _select_on_its_node(body: Envelope, keys: list[str], rows: Tensor) -> Envelope | None:
+    return encode_body(chosen(_columns(body, keys), keys, rows))

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 from podium.single_controller.runtime.payload import Packed, unpack
-from podium.single_controller.runtime.ray.order import Order
+from podium.single_controller.runtime.sequencing import SequenceNumber
 
 
-class Message(NamedTuple):
+class CallMessage(NamedTuple):
     """A call's arguments on their way to a rank."""
 
     packed: Packed | None = None
     """All of them as one piece; None where there are none, or where only Ray may carry them."""
-    order: Order | None = None
+    number: SequenceNumber | None = None
     bodies: tuple[Any, ...] = ()
     """References of rows that the rank reads from where they lie."""
     names: tuple[str, ...] = ()
@@ -27,8 +27,8 @@ class Message(NamedTuple):
     """What only Ray may carry: arguments with references, which Ray finds and puts in their places."""
 
     @classmethod
-    def of(cls, sent: tuple[Any, ...]) -> Message:
-        """What `folded` gave."""
+    def from_positional(cls, sent: tuple[Any, ...]) -> CallMessage:
+        """What `to_positional` gave."""
         return cls._make((*sent[:4], sent[4:])) if len(sent) > 4 else cls(*sent)
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -42,17 +42,21 @@ class Message(NamedTuple):
         return values[:positional], dict(zip(self.names, values[positional:], strict=True))
 
 
-EMPTY = Message()
+EMPTY = CallMessage()
 
 
-def folded(
-    packed: Packed | None, order: Order | None, bodies: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+def to_positional(
+    packed: Packed | None,
+    number: SequenceNumber | None,
+    bodies: tuple[Any, ...],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> tuple[Any, ...]:
     """A message as the positional arguments of an entry."""
     if args or kwargs:
-        return (None, order, bodies, tuple(kwargs), *args, *kwargs.values())
+        return (None, number, bodies, tuple(kwargs), *args, *kwargs.values())
     if bodies:
-        return packed, order, bodies
-    if order is not None:
-        return packed, order
+        return packed, number, bodies
+    if number is not None:
+        return packed, number
     return () if packed is None else (packed,)

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from podium.errors import ResourceError, nearest
-from podium.single_controller.runtime.ray.actor import Whereabouts
+from podium.single_controller.runtime.ray.actor import RankAddress
 
 
 def named_actor(name: str) -> Any:
@@ -44,12 +44,12 @@ def _searched() -> str:
     )
 
 
-def whereabouts(actors: Sequence[Any], timeout_s: float) -> list[Whereabouts]:
+def rank_addresses(actors: Sequence[Any], timeout_s: float) -> list[RankAddress]:
     """What these ranks tell of themselves."""
-    if not actors or not all(hasattr(actor, "podium_whereabouts") for actor in actors):
+    if not actors or not all(hasattr(actor, "podium_rank_address") for actor in actors):
         raise ResourceError(f"worker_handles are actors of a WorkerGroup, its `workers`, got {list(actors)}")
     try:
-        found: list[Whereabouts] = ray.get([actor.podium_whereabouts.remote() for actor in actors], timeout=timeout_s)
+        found: list[RankAddress] = ray.get([actor.podium_rank_address.remote() for actor in actors], timeout=timeout_s)
         return [replace(told, handle=actor) for told, actor in zip(found, actors, strict=True)]
     except GetTimeoutError as error:
         raise ResourceError(
@@ -60,12 +60,12 @@ def whereabouts(actors: Sequence[Any], timeout_s: float) -> list[Whereabouts]:
         raise ResourceError(f"the group has ranks that do not live: {error}") from error
 
 
-def in_rank_order(ranks: Sequence[Whereabouts]) -> list[Whereabouts]:
+def in_rank_order(ranks: Sequence[RankAddress]) -> list[RankAddress]:
     """Groups in the order of their first rank here, the ranks of each in their own order.
 
     ResourceError for a rank that is given twice.
     """
-    by_group: dict[Hashable, dict[int, Whereabouts]] = {}
+    by_group: dict[Hashable, dict[int, RankAddress]] = {}
     for rank in ranks:
         group = by_group.setdefault(_group_of(rank), {})
         if rank.context.rank in group:
@@ -74,7 +74,7 @@ def in_rank_order(ranks: Sequence[Whereabouts]) -> list[Whereabouts]:
     return [group[number] for group in by_group.values() for number in sorted(group)]
 
 
-def check_all_found(ranks: Sequence[Whereabouts]) -> None:
+def check_all_found(ranks: Sequence[RankAddress]) -> None:
     """ResourceError unless these are all the ranks of one group."""
     first = ranks[0].context
     numbers = [rank.context.rank for rank in ranks]
@@ -85,5 +85,5 @@ def check_all_found(ranks: Sequence[Whereabouts]) -> None:
         )
 
 
-def _group_of(rank: Whereabouts) -> Hashable:
+def _group_of(rank: RankAddress) -> Hashable:
     return rank.context.group, rank.context.master_addr, rank.context.master_port

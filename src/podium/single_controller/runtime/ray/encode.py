@@ -14,11 +14,11 @@ from podium.single_controller.rank.user_code import called_as
 from podium.single_controller.runtime.base import RankCall
 from podium.single_controller.runtime.payload import IN_MESSAGE_BYTES, HoldsReference, is_plain, pack
 from podium.single_controller.runtime.ray.actor import is_reference
-from podium.single_controller.runtime.ray.message import folded
-from podium.single_controller.runtime.ray.store import shipped
+from podium.single_controller.runtime.ray.call_message import to_positional
+from podium.single_controller.runtime.ray.store import encode_argument
 
 
-class Sent(NamedTuple):
+class EncodedCall(NamedTuple):
     """Nothing, one packed piece, or arguments that only Ray may carry."""
 
     packed: Any = None
@@ -36,8 +36,8 @@ class Sent(NamedTuple):
         if not call.args and not call.kwargs:
             return cls()
         refs: list[Any] = []
-        args = tuple([shipped(value, refs, zero_copy=call.zero_copy) for value in call.args])
-        kwargs = {name: shipped(value, refs, zero_copy=call.zero_copy) for name, value in call.kwargs.items()}
+        args = tuple([encode_argument(value, refs, zero_copy=call.zero_copy) for value in call.args])
+        kwargs = {name: encode_argument(value, refs, zero_copy=call.zero_copy) for name, value in call.kwargs.items()}
         try:
             packed = pack((args, kwargs), is_reference, shared=call.zero_copy)
         except HoldsReference:
@@ -53,7 +53,7 @@ class Sent(NamedTuple):
         return bool(self.args or self.kwargs)
 
 
-def always_travels(call: RankCall) -> bool:
+def encoding_cannot_fail(call: RankCall) -> bool:
     """Whether nothing can go wrong when the arguments are packed: then the first ranks may begin while others are still sent."""
     return is_plain((call.args, call.kwargs))
 
@@ -61,9 +61,9 @@ def always_travels(call: RankCall) -> bool:
 def constructor_message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """The message with a constructor's arguments, one for all ranks."""
     try:
-        return folded(stored_once(pack((args, kwargs), is_reference)), None, (), (), {})
+        return to_positional(stored_once(pack((args, kwargs), is_reference)), None, (), (), {})
     except HoldsReference:
-        return folded(None, None, (), args, kwargs)
+        return to_positional(None, None, (), args, kwargs)
 
 
 def stored_once(packed: Any) -> Any:
