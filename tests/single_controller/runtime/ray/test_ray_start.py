@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -347,3 +348,23 @@ def test_without_an_address_a_cluster_of_its_own_is_started(monkeypatch: pytest.
     monkeypatch.setattr(ray, "init", lambda **options: asked.update(options))
     cluster.connect(100)
     assert (asked["address"], asked["num_cpus"]) == ("local", 100)
+
+
+ENDS_ITS_CLUSTER = """
+import subprocess, sys
+from podium.single_controller.runtime.ray import cluster
+
+raylet = subprocess.Popen([sys.argv[1], "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+print(raylet.pid, raylet.stdout.readline(), flush=True)
+cluster._end_cluster()
+"""
+
+
+def test_what_a_raylet_has_started_ends_with_the_driver(tmp_path: Path):
+    """Ray's agents live a minute longer than a raylet that a signal interrupts while it starts. A shell stands for it here."""
+    shell = shutil.copy(shutil.which("sh") or "/bin/sh", tmp_path / "raylet")
+    command = [sys.executable, "-c", ENDS_ITS_CLUSTER, str(shell)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    started = [Path(f"/proc/{pid}/stat") for pid in done.stdout.split()]
+    assert len(started) == 2
+    assert not any(path.exists() and " Z " not in path.read_text() for path in started)

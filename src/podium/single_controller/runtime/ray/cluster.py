@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import secrets
 import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import psutil  # Ray brings it along, and `import ray` makes it importable
 import ray
 from ray._private.worker import global_worker
 from ray.util.placement_group import PlacementGroup, placement_group_table
@@ -23,6 +25,8 @@ from podium.single_controller.runtime.base import START_TIMEOUT_S
 
 LOCAL_CPUS = 64
 """Ranks that may live at once in a cluster that we start. Ray's CPUs are only counted, so this costs nothing."""
+LEFT_PROCESS_GRACE_S = 1.0
+"""How long Ray's processes may take to end after the shutdown of their cluster, before they are killed."""
 PLACEMENT_TIMEOUT_S = START_TIMEOUT_S
 """For what is asked of the cluster where no group is started."""
 
@@ -65,6 +69,8 @@ def _start(world_size: int) -> None:
     log.info("starting Ray with %d CPUs, which it only counts: one for each rank. %s allows %d cores", num_cpus, source, cores)
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() and not _can_keep_token():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # for this process and its own; Ray fails where it cannot keep one
+    atexit.unregister(_end_cluster)
+    atexit.register(_end_cluster)  # before ray.init, which a signal may interrupt when Ray's processes have started already
     try:
         with _sigterm_handler_kept():
             ray.init(
@@ -80,6 +86,29 @@ def _start(world_size: int) -> None:
             f"Ray cannot be started on this machine: {error}. Ray writes into the folder of RAY_TMPDIR, or TMPDIR, or /tmp: set "
             "RAY_TMPDIR to a folder that can be written, has room, and has a path of at most 40 characters"
         ) from error
+
+
+def _end_cluster() -> None:
+    """Shut down the cluster that this process started, and end those of its processes that Ray leaves behind.
+
+    Ray ends the raylet, and kills one that does not end within a second. Its agents then notice that only after 2 s, and try for
+    60 s more to tell the cluster's GCS, which has ended too.
+    """
+    processes = _rays_processes()
+    ray.shutdown(_exiting_interpreter=True)  # as Ray's own hook does, which has nothing left to do then
+    for left in psutil.wait_procs(processes, timeout=LEFT_PROCESS_GRACE_S)[1]:
+        with suppress(psutil.NoSuchProcess):
+            left.kill()
+
+
+def _rays_processes() -> list[psutil.Process]:
+    """The raylet that this process started, and what that started: agents and workers."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == "raylet":
+                found += [child, *child.children(recursive=True)]
+    return found
 
 
 def _can_keep_token() -> bool:
