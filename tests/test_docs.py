@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.single_controller.ported.imports import MODULES
+from tests.compat.verl.ported.imports import MODULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

@@ -17,6 +17,16 @@ SURFACE = {
     "podium.checkpoint": """
         Checkpoint CheckpointStore FileEntry Manifest Saver WrittenFiles file_entry load_state save_state sync write_manifest
     """,
+    "podium.compat.verl": """
+        ClassWithInitArgs collect_all_to_all collect_dp_compute_data_proto collect_nd_compute_dataproto
+        ColocatedWorker create_colocated_worker_cls create_colocated_worker_cls_fused create_colocated_worker_raw_cls
+        DataProtoFuture Dispatch dispatch_all_to_all dispatch_dp_compute dispatch_dp_compute_data_proto
+        DISPATCH_MODE_FN_REGISTRY dispatch_nd_compute_dataproto dispatch_one_to_all DispatchMode Execute
+        extract_pg_from_exist get_predefined_dispatch_fn initialize_global_process_group_ray MAGIC_ATTR
+        make_nd_compute_dataproto_dispatch_fn merge_resource_pool parallel_put RayClassWithInitArgs RayResourcePool
+        RayWorkerGroup register register_dispatch_mode ResourcePool ResourcePoolManager
+        sort_placement_group_by_node_ip split_resource_pool SubRayResourcePool update_dispatch_mode Worker WorkerGroup
+    """,
     "podium.config": """
         ActorConfig AlgorithmConfig EngineConfig FSDP2Config HFRolloutConfig Json ModelConfig OptimConfig PartOf PartSettings
         ProfilerConfig RefConfig RewardConfig RolloutConfig RunConfig SamplingConfig Settings TaskConfig TrackerConfig
@@ -56,17 +66,13 @@ SURFACE = {
         BaseRollout RolloutContext
     """,
     "podium.single_controller": """
-        DISPATCH_MODE_FN_REGISTRY parallel_put
-        CallStatus CAPABILITIES Capabilities ClassWithInitArgs collect_all_to_all collect_dp_compute_data_proto
-        collect_nd_compute_dataproto ColocatedWorker Copy create_colocated_worker_cls
-        create_colocated_worker_cls_fused create_colocated_worker_raw_cls DataProtoFuture Dispatch dispatch_all_to_all
-        dispatch_dp_compute dispatch_dp_compute_data_proto dispatch_nd_compute_dataproto dispatch_one_to_all
-        DispatchMode Execute extract_pg_from_exist FutureList get_predefined_dispatch_fn GroupCall GroupFuture
-        GroupStatus Init initialize_global_process_group_ray MAGIC_ATTR make_nd_compute_dataproto_dispatch_fn
-        merge_resource_pool Mesh PerRank
-        RayClassWithInitArgs RayResourcePool RayWorkerGroup register register_dispatch_mode Registration ResourcePool
-        recorded_traffic ResourcePoolManager Route sort_placement_group_by_node_ip split_resource_pool State SubRayResourcePool
-        Traffic update_dispatch_mode Worker WorkerGroup
+        CallStatus CAPABILITIES Capabilities collect_all_to_all collect_dp_compute_data_proto
+        collect_nd_compute_dataproto ColocatedWorker Copy create_colocated_worker_cls create_colocated_worker_raw_cls
+        DataProtoFuture Dispatch dispatch_all_to_all dispatch_dp_compute dispatch_dp_compute_data_proto
+        dispatch_nd_compute_dataproto dispatch_one_to_all DispatchMode Execute FutureList get_predefined_dispatch_fn
+        GroupCall GroupFuture GroupStatus Init MAGIC_ATTR make_nd_compute_dataproto_dispatch_fn merge_resource_pool
+        Mesh PerRank RayResourcePool recorded_traffic register register_dispatch_mode Registration ResourcePool
+        ResourcePoolManager Route split_resource_pool State Traffic update_dispatch_mode Worker WorkerGroup
     """,
     "podium.tasks": """
         CountTokens Failed Message Outcome Problem Prompt RewardInputs Rewards Score Scorer Split Task build_task

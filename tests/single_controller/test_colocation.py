@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from podium.compat.verl import RayClassWithInitArgs, create_colocated_worker_cls_fused
 from podium.errors import DispatchError, GroupClosedError, RegistrationError, WorkerError, WorkerLostError
 from podium.protocol import DataProto
 from podium.single_controller import (
     ColocatedWorker,
     Dispatch,
     Init,
-    RayClassWithInitArgs,
     ResourcePool,
     Worker,
     WorkerGroup,
     create_colocated_worker_cls,
-    create_colocated_worker_cls_fused,
     create_colocated_worker_raw_cls,
     make_nd_compute_dataproto_dispatch_fn,
     register,

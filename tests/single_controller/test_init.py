@@ -5,8 +5,15 @@ from typing import Any, cast
 
 import pytest
 
+from podium.compat.verl import ClassWithInitArgs
 from podium.errors import RegistrationError
-from podium.single_controller import ClassWithInitArgs, Init, ResourcePool, Worker, WorkerGroup, create_colocated_worker_cls
+from podium.single_controller import (
+    Init,
+    ResourcePool,
+    Worker,
+    WorkerGroup,
+    create_colocated_worker_cls,
+)
 
 anything = cast(Any, Init)  # for calls that a type checker would refuse
 

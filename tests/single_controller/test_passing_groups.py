@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from podium.compat.verl import RayWorkerGroup
 from podium.errors import DispatchError, GroupClosedError, ResourceError, UnsupportedByRuntime, WorkerError
 from podium.protocol import DataProto
 from podium.single_controller import (
@@ -19,7 +20,6 @@ from podium.single_controller import (
     Init,
     PerRank,
     RayResourcePool,
-    RayWorkerGroup,
     ResourcePool,
     Worker,
     WorkerGroup,

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from podium.compat.verl import initialize_global_process_group_ray
 from podium.errors import ConfigError, RegistrationError, UnsupportedByRuntime
 from podium.single_controller import (
     Dispatch,
@@ -19,7 +20,6 @@ from podium.single_controller import (
     Worker,
     WorkerGroup,
     create_colocated_worker_cls,
-    initialize_global_process_group_ray,
     register,
 )
 from podium.single_controller.rank.context import RankContext, running_as

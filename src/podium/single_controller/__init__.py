@@ -40,28 +40,14 @@ from podium.single_controller.routing.mesh import Mesh
 from podium.single_controller.routing.modes import Dispatch, DispatchMode, Execute, make_nd_compute_dataproto_dispatch_fn
 from podium.single_controller.routing.registration import MAGIC_ATTR, Registration
 from podium.single_controller.runtime import CAPABILITIES, Capabilities
-from podium.single_controller.verl_names import (
-    DISPATCH_MODE_FN_REGISTRY,
-    ClassWithInitArgs,
-    RayClassWithInitArgs,
-    RayWorkerGroup,
-    SubRayResourcePool,
-    create_colocated_worker_cls_fused,
-    extract_pg_from_exist,
-    initialize_global_process_group_ray,
-    parallel_put,
-    sort_placement_group_by_node_ip,
-)
 from podium.single_controller.worker import Worker
 from podium.single_controller.worker_group import WorkerGroup
 
 __all__ = [
     "CAPABILITIES",
-    "DISPATCH_MODE_FN_REGISTRY",
     "MAGIC_ATTR",
     "CallStatus",
     "Capabilities",
-    "ClassWithInitArgs",
     "ColocatedWorker",
     "Copy",
     "DataProtoFuture",
@@ -75,15 +61,12 @@ __all__ = [
     "Init",
     "Mesh",
     "PerRank",
-    "RayClassWithInitArgs",
     "RayResourcePool",
-    "RayWorkerGroup",
     "Registration",
     "ResourcePool",
     "ResourcePoolManager",
     "Route",
     "State",
-    "SubRayResourcePool",
     "Traffic",
     "Worker",
     "WorkerGroup",
@@ -91,23 +74,18 @@ __all__ = [
     "collect_dp_compute_data_proto",
     "collect_nd_compute_dataproto",
     "create_colocated_worker_cls",
-    "create_colocated_worker_cls_fused",
     "create_colocated_worker_raw_cls",
     "dispatch_all_to_all",
     "dispatch_dp_compute",
     "dispatch_dp_compute_data_proto",
     "dispatch_nd_compute_dataproto",
     "dispatch_one_to_all",
-    "extract_pg_from_exist",
     "get_predefined_dispatch_fn",
-    "initialize_global_process_group_ray",
     "make_nd_compute_dataproto_dispatch_fn",
     "merge_resource_pool",
-    "parallel_put",
     "recorded_traffic",
     "register",
     "register_dispatch_mode",
-    "sort_placement_group_by_node_ip",
     "split_resource_pool",
     "update_dispatch_mode",
 ]

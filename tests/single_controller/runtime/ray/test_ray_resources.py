@@ -17,13 +17,12 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
+from podium.compat.verl import RayClassWithInitArgs, RayWorkerGroup, extract_pg_from_exist, sort_placement_group_by_node_ip
 from podium.errors import ResourceError, WorkerError
 from podium.single_controller import (
     Dispatch,
     Init,
-    RayClassWithInitArgs,
     RayResourcePool,
-    RayWorkerGroup,
     ResourcePool,
     ResourcePoolManager,
     Worker,
@@ -33,7 +32,6 @@ from podium.single_controller import (
     split_resource_pool,
 )
 from podium.single_controller.runtime.ray import cluster, reservations
-from podium.single_controller.verl_names import extract_pg_from_exist, sort_placement_group_by_node_ip
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("ray_cluster")]
 

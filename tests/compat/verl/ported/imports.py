@@ -7,13 +7,13 @@ import re
 MODULES = {
     "verl": "podium.protocol",
     "verl.protocol": "podium.protocol",
-    "verl.single_controller": "podium.single_controller",
-    "verl.single_controller.base": "podium.single_controller",
-    "verl.single_controller.base.decorator": "podium.single_controller",
-    "verl.single_controller.base.worker": "podium.single_controller",
-    "verl.single_controller.base.worker_group": "podium.single_controller",
-    "verl.single_controller.ray": "podium.single_controller",
-    "verl.single_controller.ray.base": "podium.single_controller",
+    "verl.single_controller": "podium.compat.verl",
+    "verl.single_controller.base": "podium.compat.verl",
+    "verl.single_controller.base.decorator": "podium.compat.verl",
+    "verl.single_controller.base.worker": "podium.compat.verl",
+    "verl.single_controller.base.worker_group": "podium.compat.verl",
+    "verl.single_controller.ray": "podium.compat.verl",
+    "verl.single_controller.ray.base": "podium.compat.verl",
 }
 
 _FROM_VERL = re.compile(r"^from (verl[\w.]*) import", re.MULTILINE)

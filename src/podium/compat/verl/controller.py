@@ -1,4 +1,4 @@
-"""The names that drivers written for verl use, each a thin layer over this package's own, on the runtime `ray`.
+"""The names of verl's single controller, each a thin layer over `podium.single_controller`, on the runtime `ray`.
 
 What behaves differently, and why, is in `docs/coming-from-verl.md`.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from typing import Any, ParamSpec, Self, TypeVar
 
 from podium.errors import ConfigError, ResourceError
@@ -196,14 +195,17 @@ DISPATCH_MODE_FN_REGISTRY = _ModeFunctions()
 
 def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> list[Any]:
     """A reference in Ray's store for each value, in order, put there by `max_workers` threads; None: one per value, up to 16."""
+    import ray
+
     with ThreadPoolExecutor(max_workers or min(len(data_list), 16) or 1) as threads:
-        return list(threads.map(import_module("ray").put, data_list))
+        return list(threads.map(ray.put, data_list))
 
 
 def sort_placement_group_by_node_ip(pgs: Sequence[Any]) -> list[Any]:
     """Ray's placement groups in the numeric order of their nodes' addresses; see `placement.sort_by_node_ip`."""
-    found: list[Any] = _cluster().sort_groups(pgs)
-    return found
+    from podium.single_controller.runtime.ray.cluster import sort_groups
+
+    return sort_groups(pgs)
 
 
 def extract_pg_from_exist(
@@ -223,10 +225,6 @@ def initialize_global_process_group_ray(timeout_second: float | None = None, bac
     The rank is the one that this code runs as; DIST_INIT_METHOD is not read: the ranks meet where their group says.
     """
     join_peers(current_context(), backend, timeout_second)
-
-
-def _cluster() -> Any:
-    return import_module("podium.single_controller.runtime.ray.cluster")
 
 
 def _port_range(port: int | None, port_range: Sequence[int] | None) -> tuple[int, int] | None:

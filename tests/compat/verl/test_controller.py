@@ -11,23 +11,25 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
+from podium.compat.verl import (
+    DISPATCH_MODE_FN_REGISTRY,
+    ClassWithInitArgs,
+    RayClassWithInitArgs,
+    RayWorkerGroup,
+    SubRayResourcePool,
+    extract_pg_from_exist,
+    initialize_global_process_group_ray,
+)
 from podium.errors import ConfigError, RegistrationError, ResourceError, UnsupportedByRuntime
 from podium.protocol import DataProto
 from podium.single_controller import (
-    DISPATCH_MODE_FN_REGISTRY,
-    ClassWithInitArgs,
     Dispatch,
     Init,
-    RayClassWithInitArgs,
     RayResourcePool,
-    RayWorkerGroup,
     ResourcePoolManager,
-    SubRayResourcePool,
     Worker,
     WorkerGroup,
-    extract_pg_from_exist,
     get_predefined_dispatch_fn,
-    initialize_global_process_group_ray,
     register,
     register_dispatch_mode,
 )
