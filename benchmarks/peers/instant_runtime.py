@@ -13,7 +13,6 @@ from podium.single_controller import CAPABILITIES
 from podium.single_controller.runtime.base import (
     RUNTIMES,
     Answer,
-    Diagnostics,
     GroupSpec,
     Outcome,
     RankCall,
@@ -21,6 +20,7 @@ from podium.single_controller.runtime.base import (
     Runtime,
     by_rank,
 )
+from podium.single_controller.runtime.diagnostics import Diagnostics
 
 
 class InstantRuntime(Runtime):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podium.errors import Origin, WorkerError, WorkerLostError
-from podium.single_controller.runtime.base import Answer, Diagnostics, GroupSpec, Outcome, RankCall, Reply, Runtime, by_rank
+from podium.single_controller.runtime.base import Answer, GroupSpec, Outcome, RankCall, Reply, Runtime, by_rank
+from podium.single_controller.runtime.diagnostics import Diagnostics
 
 NEVER = 1e9
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from podium.single_controller.processes.lifecycle import State
 from podium.single_controller.processes.stragglers import fold_stacks
 from podium.single_controller.rank.naming import ranks_named
-from podium.single_controller.runtime.base import Diagnostics
+from podium.single_controller.runtime.diagnostics import Diagnostics
 
 
 @dataclass(frozen=True)

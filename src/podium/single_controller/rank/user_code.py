@@ -1,28 +1,18 @@
-"""What happens inside a rank, whichever runtime hosts it: run user code as that rank, and word its failures."""
+"""Run user code as a rank, whichever runtime hosts it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import threading
-import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import wait
-from types import CoroutineType, TracebackType
+from types import CoroutineType
 from typing import Any, cast
 
 import torch
 
-from podium.errors import Origin, PodiumError, WorkerError
 from podium.single_controller.rank.context import RankContext, running_as
-
-MESSAGE_CHARS = 8_000
-"""A message longer than a few screens is data that somebody printed; a thousand ranks may send theirs at the same time."""
-TRACEBACK_CHARS = 32_000
-"""Some 200 frames: the outermost, where the user's code begins, and the innermost with the message, are both kept."""
-
-_HOSTS = ("podium.single_controller.runtime.", "podium.single_controller.rank.", "ray.")  # frames of whoever runs the user's code
 
 
 def run_as_rank(context: RankContext, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -58,58 +48,6 @@ def call_method(worker: Any, role: str | None, method: str, /, *args: Any, **kwa
 def called_as(role: str | None, method: str) -> str:
     """A method's name in messages: `update`, or `actor.update` for that of a role."""
     return method if role is None else f"{role}.{method}"
-
-
-def setup_failure(setup: Callable[[], object]) -> str | None:
-    """Why a node is not ready: what `setup` raised. None where it did not."""
-    try:
-        setup()
-    except PodiumError as error:
-        return str(error)
-    except Exception as error:  # of the user's function: the driver words it, and here stays its traceback
-        traceback.print_exc()
-        return f"{type(error).__name__}: {_message_of(error)}"
-    return None
-
-
-def worker_error(context: RankContext, method: str, error: BaseException) -> WorkerError:
-    """The picklable account of what a rank raised; its traceback begins in the user's code."""
-    cause = traceback.TracebackException(type(error), error, _skip_hosts(error.__traceback__))
-    return WorkerError(
-        origin_here(context, method),
-        cause_type=type(error).__name__,
-        cause_message=_printable(shortened(_message_of(error), MESSAGE_CHARS)),
-        remote_traceback=_printable(shortened("".join(cause.format()), TRACEBACK_CHARS)),
-    )
-
-
-def shortened(text: str, most: int) -> str:
-    r"""The text, or of one longer than `most` characters its head and its tail, and between them how much was left out.
-
-    >>> shortened("0123456789", 4)
-    '01\n... [6 characters left out] ...\n89'
-    """
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]}\n... [{len(text) - 2 * half:,} characters left out] ...\n{text[-half:]}"
-
-
-def _printable(text: str) -> str:
-    """The text as UTF-8 can hold it: file names that are none have halves of characters in them."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _message_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as second:  # whatever a foreign exception does when it is printed
-        return f"(its message cannot be shown: {type(second).__name__})"
-
-
-def origin_here(context: RankContext, method: str) -> Origin:
-    """This process as the place of a failure."""
-    return Origin(context.group, method, context.rank, platform.node(), os.getpid())
 
 
 class torch_threads:  # noqa: N801 - a context manager, as a class since every call on `inline` enters it
@@ -194,10 +132,3 @@ async def _outcome_of(coroutine: Coroutine[Any, Any, Any], threads: int) -> tupl
         return await coroutine, None
     except BaseException as error:  # a loop does not survive SystemExit and its like: whoever waits raises it
         return None, error
-
-
-def _skip_hosts(trace: TracebackType | None) -> TracebackType | None:
-    first = trace
-    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(_HOSTS):
-        trace = trace.tb_next
-    return trace or first

@@ -20,6 +20,7 @@ from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime, Work
 from podium.single_controller.placement.resource_pool import ResourcePool
 from podium.single_controller.rank.context import RankContext
 from podium.single_controller.runtime.capabilities import CAPABILITIES
+from podium.single_controller.runtime.diagnostics import Diagnostics
 
 CONSTRUCTOR = "__init__"
 START_TIMEOUT_S = 120.0
@@ -161,19 +162,6 @@ class Answer(NamedTuple):
     """What a rank returned. The value is the caller's own, unless it was to be shared: changing it changes nothing elsewhere."""
 
     value: Any
-
-
-@dataclass(frozen=True)
-class Diagnostics:
-    """What can be learnt of a rank from outside, however stuck or dead it is. Empty text is "nothing known"."""
-
-    node: str
-    pid: int
-    is_alive: bool
-    last_lines: str = ""
-    """The last lines that its process wrote."""
-    stacks: str = ""
-    """Where its threads are, asked for by `stacks=True`; of a crashed process, where it crashed."""
 
 
 Outcome: TypeAlias = Answer | WorkerError

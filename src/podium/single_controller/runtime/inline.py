@@ -18,11 +18,11 @@ from podium.protocol.bodies import HeldBody
 from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import parted_result
 from podium.single_controller.rank.context import RankContext
-from podium.single_controller.rank.user_code import call_method, called_as, run_as_rank, setup_failure, worker_error
+from podium.single_controller.rank.failures import setup_failure, worker_error
+from podium.single_controller.rank.user_code import call_method, called_as, run_as_rank
 from podium.single_controller.runtime.base import (
     CONSTRUCTOR,
     Answer,
-    Diagnostics,
     GroupSpec,
     Outcome,
     RankCall,
@@ -33,6 +33,7 @@ from podium.single_controller.runtime.base import (
 )
 from podium.single_controller.runtime.capabilities import require
 from podium.single_controller.runtime.copies import detached_copy
+from podium.single_controller.runtime.diagnostics import Diagnostics
 from podium.single_controller.runtime.payload import pack, unpack
 
 

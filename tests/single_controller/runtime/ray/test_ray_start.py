@@ -22,7 +22,8 @@ import torch.distributed as dist
 from podium.cores import cgroup_parents, core_limit, num_cores, quota_cores
 from podium.errors import ConfigError, ResourceError
 from podium.single_controller import Dispatch, Init, ResourcePool, Worker, WorkerGroup, register
-from podium.single_controller.runtime.ray import cluster, diagnostics
+from podium.single_controller.runtime import process_probe
+from podium.single_controller.runtime.ray import cluster
 
 JOINS = """
 import logging
@@ -146,7 +147,7 @@ def test_stacks_of_many_ranks_are_taken_side_by_side(four: WorkerGroup[Ranks], m
         time.sleep(1.0)
         return "here"
 
-    monkeypatch.setattr(diagnostics.process_probe, "take_stacks", slow_look)
+    monkeypatch.setattr(process_probe, "take_stacks", slow_look)
     began = time.monotonic()
     ranks = four.status(stacks=True).ranks
     assert [ranks[rank].stacks for rank in range(4)] == ["here"] * 4

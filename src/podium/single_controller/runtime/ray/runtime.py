@@ -32,12 +32,13 @@ from podium.single_controller.placement.rank_order import RankOrder
 from podium.single_controller.placement.resource_pool import ResourcePool
 from podium.single_controller.rank.context import RankContext
 from podium.single_controller.rank.environment import forwarded
+from podium.single_controller.rank.failures import report_of
+from podium.single_controller.rank.rendezvous import LOOPBACK, rank_environment
 from podium.single_controller.rank.user_code import called_as
 from podium.single_controller.runtime import process_probe
 from podium.single_controller.runtime.base import (
     CONSTRUCTOR,
     Answer,
-    Diagnostics,
     GroupSpec,
     Outcome,
     RankCall,
@@ -45,7 +46,8 @@ from podium.single_controller.runtime.base import (
     Runtime,
     nodes_not_ready,
 )
-from podium.single_controller.runtime.payload import Packed, unpack, unpack_to_join
+from podium.single_controller.runtime.diagnostics import Diagnostics
+from podium.single_controller.runtime.replies import decode_reply
 
 try:
     import ray
@@ -61,25 +63,19 @@ except ImportError as error:
     raise MissingExtraError("ray", "ray", "runtime 'ray'") from error
 
 from podium.single_controller.runtime.ray import cluster, reservations
-from podium.single_controller.runtime.ray.actor import (
-    ACCOUNT,
+from podium.single_controller.runtime.ray.actor import AsyncRankActor, Place, RankAddress
+from podium.single_controller.runtime.ray.actor_class import (
     ANY_METHOD,
-    LOOPBACK,
-    AsyncRankActor,
-    Place,
-    RankAddress,
     actor_class,
     entries_of,
     entry_name,
     is_asynchronous,
     num_returns,
-    rank_environment,
     signatures_kept,
 )
 from podium.single_controller.runtime.ray.attach import check_all_found, in_rank_order, named_actor, names_with, rank_addresses
-from podium.single_controller.runtime.ray.call_message import to_positional
+from podium.single_controller.runtime.ray.call_message import CallMessage
 from podium.single_controller.runtime.ray.diagnostics import diagnostics_by_node
-from podium.single_controller.runtime.ray.encode import EncodedCall, constructor_message, encoding_cannot_fail
 from podium.single_controller.runtime.ray.store import body_of
 from podium.single_controller.runtime.sequencing import OWNER, CallSequencer
 
@@ -145,7 +141,7 @@ class RayRuntime(Runtime):
             replace(context, master_addr=address, master_port=port) for context in _contexts(spec, order, self._places)
         ]
         self._set_up_nodes(spec)
-        message = constructor_message(spec.args, spec.kwargs)
+        message = CallMessage.packing(spec.args, spec.kwargs).to_positional()
         return {
             rank: RayTicket(CONSTRUCTOR, actor.podium_start.remote(self._contexts[rank], *message))
             for rank, actor in self._actors.items()
@@ -218,20 +214,18 @@ class RayRuntime(Runtime):
     def submit(self, calls: Sequence[RankCall], reply: Reply, quiet: Collection[int] = ()) -> dict[int, RayTicket]:
         if not self._is_connected:
             raise GroupClosedError(SHUT_DOWN)
-        pieces: Iterable[EncodedCall] = map(EncodedCall.of, calls)  # packed while the ranks before already run
-        if not all(map(encoding_cannot_fail, calls)):
-            pieces = list(pieces)  # arguments that cannot be sent to one rank are sent to none
+        messages = [CallMessage.of(call) for call in calls]  # first of all: what cannot be sent to one rank is sent to none
         tickets = dict[int, RayTicket]()
         with self._sending:  # the driver and its deferred calls: what is counted first is sent first
-            for call, piece in zip(calls, pieces, strict=True):
+            for call, message in zip(calls, messages, strict=True):
                 for rank in call.ranks:
-                    tickets[rank] = self._send(rank, call, piece, Reply.NOTHING if rank in quiet else reply)
+                    tickets[rank] = self._send(rank, call, message, Reply.NOTHING if rank in quiet else reply)
         return tickets
 
-    def _send(self, rank: int, call: RankCall, sent: EncodedCall, reply: Reply) -> RayTicket:
+    def _send(self, rank: int, call: RankCall, message: CallMessage, reply: Reply) -> RayTicket:
         entry = self._entries.get(rank, {}).get((call.role, call.method, reply)) or self._new_entry(rank, call, reply)
-        number = self._sequencer.number(rank, counts=not sent.holds_references) if self._sequencer else None
-        found = entry(*to_positional(sent.packed, number, sent.bodies, sent.args, sent.kwargs))
+        number = self._sequencer.number(rank, counts=not message.values) if self._sequencer else None
+        found = entry(*message.to_positional(number))
         ref, body = found if reply is Reply.REFERENCE else (found, None)
         return RayTicket(called_as(call.role, call.method), ref, reply, call.zero_copy, call.is_joined, body)
 
@@ -347,8 +341,7 @@ class RayRuntime(Runtime):
 
     def _answer(self, rank: int, ticket: RayTicket, value: Any) -> Outcome:
         try:
-            # what Ray hands out plain may be read-only memory that everyone shares; a deep copy is private and writable
-            found = _unpacked(ticket, value)
+            found = decode_reply(value, ticket.reply, zero_copy=ticket.zero_copy, is_joined=ticket.is_joined)
             if not isinstance(found, Header):
                 return Answer(found)
             return Answer(RemoteRows.of(found, body_of(found, ticket.body, self._places[rank].node_id, self._session)))
@@ -357,7 +350,7 @@ class RayRuntime(Runtime):
             return WorkerError(self._origin(rank, ticket), cause_type="DataError", cause_message=message, remote_traceback="")
 
     def _origin(self, rank: int, ticket: RayTicket) -> Origin:
-        return Origin(self._contexts[rank].group, ticket.method, rank, self._places[rank].node, self._places[rank].pid)
+        return Origin(self._contexts[rank].group, ticket.method, rank, self._places[rank].node, self._places[rank].probe.pid)
 
     def _outcome(self, rank: int, ticket: RayTicket) -> Outcome:
         try:
@@ -371,7 +364,7 @@ class RayRuntime(Runtime):
     def _failure(self, rank: int, ticket: RayTicket, error: RayError) -> WorkerError:
         place, origin = self._places[rank], self._origin(rank, ticket)
         if isinstance(error, RayTaskError):  # what the worker raised, another actor's death included, or what Ray met packing it
-            return _worker_error(origin, error)
+            return report_of(origin, error.cause, str(error))
         if isinstance(error, RayActorError):
             known = process_probe.describe_exit(place.probe) if place.node_id == cluster.here() else ""
             message = f"the rank's process died; {known or 'Ray does not report the exit code'}"
@@ -384,23 +377,6 @@ def _kept(actor: Any, keeper: object) -> Any:
     handle = copy.copy(actor)
     handle._podium_keeper = keeper
     return handle
-
-
-def _unpacked(ticket: RayTicket, value: Any) -> Any:
-    if ticket.reply is Reply.PLAIN or not isinstance(value, Packed):  # as Ray has carried it, for the references in it
-        return copy.deepcopy(value)
-    return unpack_to_join(value) if ticket.is_joined else unpack(value, shared=ticket.zero_copy)
-
-
-def _worker_error(origin: Origin, error: RayTaskError) -> WorkerError:
-    cause = error.cause
-    if isinstance(cause, WorkerError):
-        return cause
-    account = getattr(cause, ACCOUNT, None)
-    if isinstance(account, WorkerError):
-        account.__cause__ = cause
-        return account
-    return WorkerError(origin, cause_type=type(cause).__name__, cause_message=str(cause), remote_traceback=str(error))
 
 
 def _contexts(spec: GroupSpec, order: RankOrder, places: Sequence[Place]) -> list[RankContext]:

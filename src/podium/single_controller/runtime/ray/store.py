@@ -6,24 +6,22 @@ maps it and copies the rows that it needs; one on another node has them cut out 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
 from podium.errors import DataError, GroupClosedError
-from podium.protocol import DataProto
 from podium.protocol.bodies import Body, Header, Read, chosen, is_run, private
 from podium.protocol.remote_rows import RemoteRows
-from podium.single_controller.runtime.payload import Envelope, unpack
+from podium.single_controller.runtime.payload import Envelope
 from podium.single_controller.runtime.ray.cluster import here, session
+from podium.single_controller.runtime.replies import decode_columns, encode_columns
 
 SMALL_BYTES = 64 * 1024
 """To start a task on another node, which cuts rows out, costs more than to fetch a body of this size; and below 100 KiB Ray
@@ -62,12 +60,12 @@ class RayBody:
     def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
         self.check_session()
         if self.is_small or self.node_id == here() or (len(rows) == self.num_rows and len(keys) == self.num_columns):
-            return lambda: chosen(_columns(self._await(self.ref), keys), keys, rows)
+            return lambda: chosen(decode_columns(self._await(self.ref), keys), keys, rows)
         there = NodeAffinitySchedulingStrategy(self.node_id, soft=True)
         part = _select_on_its_node.options(scheduling_strategy=there).remote(self.ref, list(keys), rows)
         if is_run(rows):
-            return lambda: _columns(self._await(part), keys)
-        return lambda: private(_columns(self._await(part), keys))
+            return lambda: decode_columns(self._await(part), keys)
+        return lambda: private(decode_columns(self._await(part), keys))
 
     def _await(self, ref: Any) -> Any:
         try:
@@ -81,16 +79,6 @@ class RayBody:
 def body_of(header: Header, ref: Any, node_id: str, session: str) -> RayBody:
     """The body that belongs to a header, on the node of the rank that sent it."""
     return RayBody(ref, node_id, header.num_rows, len(header.kinds), header.body_bytes <= SMALL_BYTES, session)
-
-
-def encode_body(body: DataProto) -> Envelope | None:
-    """The columns that stay, as the second object that a rank returns; None where there are none."""
-    if not body.batch and not body.non_tensor_batch:
-        return None
-    objects = {key: pickle.PickleBuffer(cloudpickle.dumps(column)) for key, column in body.non_tensor_batch.items()}
-    buffers: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps((DataProto(body.batch), objects), protocol=5, buffer_callback=buffers.append)
-    return Envelope(pickled, list(buffers), shared=False)
 
 
 @dataclass(frozen=True)
@@ -132,15 +120,6 @@ def fetch_argument(argument: Any, refs: Sequence[Any]) -> Any:
     return argument.rows.with_bodies(found).landed(zero_copy=argument.zero_copy)
 
 
-def _columns(body: Envelope, keys: Sequence[str]) -> DataProto:
-    """Those columns of a whole body; tensors are guarded views of the store's memory."""
-    tensors, objects = unpack(body, shared=True)
-    return DataProto(
-        {key: column for key, column in tensors.batch.items() if key in keys},
-        {key: pickle.loads(column) for key, column in objects.items() if key in keys},
-    )
-
-
 @ray.remote(num_cpus=0)
 def _select_on_its_node(body: Envelope, keys: list[str], rows: Tensor) -> Envelope | None:
-    return encode_body(chosen(_columns(body, keys), keys, rows))
+    return encode_columns(chosen(decode_columns(body, keys), keys, rows))

@@ -6,7 +6,7 @@ import pytest
 
 from podium.errors import WorkerError
 from podium.single_controller.rank.context import RankContext
-from podium.single_controller.rank.user_code import MESSAGE_CHARS, TRACEBACK_CHARS, shortened, worker_error
+from podium.single_controller.rank.failures import MESSAGE_CHARS, TRACEBACK_CHARS, shortened, worker_error
 
 HUGE = "first words " + "x" * 10_000_000 + " last words"
 
