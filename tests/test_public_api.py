@@ -50,7 +50,8 @@ SURFACE = {
         Tracker Trackers VALIDATION_SCORE WARMUP_LOSS draw_curve read_rows
     """,
     "podium.parts": """
-        ENGINES PartTable ROLLOUTS Row SourceFile Sources TRACKERS edited read_sources split_name write_sources
+        ENGINES PartTable REWARDS ROLLOUTS Row SourceFile Sources TASKS TRACKERS edited read_sources split_name
+        write_sources
     """,
     "podium.protocol": """
         AUTO_PADDING_KEY Batch DataProto DataProtoItem Field Mergeable MetaPolicy PADDING_ROWS_KEY all_gather_data_proto
@@ -75,7 +76,7 @@ SURFACE = {
         ResourcePoolManager Route split_resource_pool State Traffic update_dispatch_mode Worker WorkerGroup
     """,
     "podium.tasks": """
-        CountTokens Failed Message Outcome Problem Prompt RewardInputs Rewards Score Scorer Split Task build_task
+        CountTokens Failed Message Outcome Problem Prompt RewardInputs Rewards Score Scorer Split Task TaskContext build_task
         check_disjoint check_reward draw_targets task_fingerprint
     """,
     "podium.testing": """

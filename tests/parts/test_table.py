@@ -96,6 +96,7 @@ def test_a_missing_library_is_answered_with_its_pip_line_without_an_import() -> 
     with pytest.raises(MissingExtraError, match=r"not installed: no-such-library, for the animal 'unicorn'.*\[myths\]"):
         ANIMALS.resolve("unicorn")
     assert ANIMALS.missing_extra("dog") is None
+    assert ANIMALS.missing_extra("unicorn") is not None
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from unittest.mock import patch
 from reasoning_gym.factory import DATASETS
 
 from podium.config import TaskConfig
-from podium.tasks import ReasoningGymTask, check_disjoint, library_verifier, reasoning_gym, task_fingerprint
+from podium.tasks import TaskContext, check_disjoint, reasoning_gym, task_fingerprint
 from podium.tasks.library_problems import MIXTURE
+from podium.tasks.reasoning_gym import ReasoningGymTask, library_verifier
 
 WRONG = ("", "no such answer", "-1", "[1, 2]", '{"a": 1}')
 UNSCORED = {"game_of_life_halting"}
@@ -33,7 +34,9 @@ def main(names: Iterable[str]) -> None:
         config = TaskConfig(**{"name": name, "num_train": 2, "num_validation": 1, "num_held_out": 1, **SLOW.get(name, {})})
         random.seed(0)
         started_s = time.monotonic()
-        task = ReasoningGymTask(TaskConfig.model_validate_json(config.model_dump_json()), exact_match=name not in UNSCORED)
+        task = ReasoningGymTask(
+            TaskContext(TaskConfig.model_validate_json(config.model_dump_json()), exact_match=name not in UNSCORED)
+        )
         check_disjoint(task)
         found[name] = task, time.monotonic() - started_s
     with patch("sys.addaudithook"):

@@ -23,16 +23,14 @@ SOURCES = "sources"
 """Key in pydantic's validation context: the files that a run has stored, as `Sources`."""
 
 
-class PartSettings(Settings):
-    """Base of the sections that name a part. A kind of parts has a subclass with the common keys, a part a subclass of that."""
+class SourcedSettings(Settings):
+    """Base of the sections that may name something in a user's file, which travels in the section."""
 
-    name: str
-    """A name of the table of these parts, `package.module:Name` or `path/to/file.py:Name`."""
     _source: SourceFile | None = PrivateAttr(None)
 
     @property
     def source(self) -> SourceFile | None:
-        """The file that the part is defined in, where its name is a path."""
+        """The file, where the name is a path."""
         return self._source
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -40,8 +38,15 @@ class PartSettings(Settings):
         return _blank, (self._source, type(self)), self.__getstate__()
 
 
-def _blank(source: SourceFile | None, cls: type[PartSettings]) -> PartSettings:
+def _blank(source: SourceFile | None, cls: type[SourcedSettings]) -> SourcedSettings:
     return cls.__new__(cls)
+
+
+class PartSettings(SourcedSettings):
+    """Base of the sections that name a part. A kind of parts has a subclass with the common keys, a part a subclass of that."""
+
+    name: str
+    """A name of the table of these parts, `package.module:Name` or `path/to/file.py:Name`."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,8 @@ class PartOf:
             return base
 
     def _name(self, value: Mapping[str, Any], base: type[PartSettings]) -> Any:
-        return value.get("name", base.model_fields["name"].default)
+        name = value.get("name")
+        return base.model_fields["name"].default if name is None else name
 
     def _settings(self, name: str, source: SourceFile | None, base: type[PartSettings]) -> type[PartSettings]:
         cls = self.table.settings_of(name, source)
@@ -124,7 +130,14 @@ def part_sections(settings: BaseModel, prefix: str = "") -> Iterator[tuple[str, 
 
 def sources_of(settings: BaseModel) -> dict[str, SourceFile]:
     """The files of all parts that are named by a path, by their absolute paths."""
-    return {section.source.path: section.source for _, _, section in part_sections(settings) if section.source is not None}
+    found: dict[str, SourceFile] = {}
+    if isinstance(settings, SourcedSettings) and settings.source is not None:
+        found[settings.source.path] = settings.source
+    for key in type(settings).model_fields:
+        value = getattr(settings, key)
+        for item in value if isinstance(value, tuple) else (value,):
+            found |= sources_of(item) if isinstance(item, BaseModel) else {}
+    return found
 
 
 def with_absolute_names(settings: S) -> S:

@@ -8,13 +8,15 @@ name says "per rank" they are global. What is not here: how a section that names
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from podium.config.base import Decay, Fraction, Json, KLKind, Paths, Positive, Scalar, Settings, Unbounded, as_tuple
-from podium.config.parts import PartOf, PartSettings
-from podium.parts import ENGINES, ROLLOUTS, TRACKERS
+from podium.config.parts import SOURCES, PartOf, PartSettings, SourcedSettings
+from podium.errors import ConfigError
+from podium.parts import ENGINES, REWARDS, ROLLOUTS, TASKS, TRACKERS
 
 
 def _not_float16(value: Any) -> Any:
@@ -70,11 +72,12 @@ class ModelConfig(Settings):
         return self.model_copy(update={"path": path, "override_config": {}})
 
 
-class TaskConfig(Settings):
-    """What is asked: a dataset of reasoning-gym by its `name`, or a user's own files. Exactly one of the two."""
+class TaskConfig(PartSettings):
+    """What is asked: a dataset of reasoning-gym by its `name`, your own files, or your own task. Exactly one of the three."""
 
-    name: str | None = None
-    """reasoning-gym's name of the dataset."""
+    name: str = "files"
+    """reasoning-gym's name of a dataset; `files`, or null, where `train_files` is set; or your own class or function, as
+    `package.module:Name` or `path/to/file.py:Name`."""
     params: dict[str, Scalar] = {}
     """Options of that dataset, e.g. `{min_word_len: 3}`."""
     prompt_pattern: Annotated[str, AfterValidator(_checked_pattern)] | None = None
@@ -109,12 +112,12 @@ class TaskConfig(Settings):
     @property
     def has_files(self) -> bool:
         """Whether the task is the user's own files rather than a dataset of reasoning-gym."""
-        return bool(self.train_files)
+        return self.name == "files"
 
     @model_validator(mode="after")
     def _check_kind(self) -> TaskConfig:
-        if (self.name is None) == (not self.train_files):
-            found = "neither" if self.name is None else "both"
+        if self.has_files == (not self.train_files):
+            found = "neither" if self.has_files else "both"
             raise ValueError(
                 f"a task is either a dataset of reasoning-gym (task.name) or your own rows (task.train_files), got {found}"
             )
@@ -125,14 +128,16 @@ class TaskConfig(Settings):
             "max_prompt_tokens": self.max_prompt_tokens,
             "bad_rows": self.bad_rows != "raise",
         }
-        unfit = sorted(key for key, value in (own if self.has_files else of_files).items() if value)
+        is_outside = ":" in self.name or "." in self.name
+        wrong = {**of_files, **own} if is_outside else own if self.has_files else of_files
+        unfit = sorted(key for key, value in wrong.items() if value)
         if unfit:
-            kind = "task.name (a dataset of reasoning-gym)" if self.has_files else "task.train_files"
+            kind = "task.name (a dataset of reasoning-gym)" if any(key in own for key in unfit) else "task.train_files"
             raise ValueError(f"{', '.join(f'task.{key}' for key in unfit)}: only for a task with {kind}")
         return self
 
 
-class RewardConfig(Settings):
+class RewardConfig(SourcedSettings):
     """How responses are scored. Without a function: the dataset's own verifier, or for files exact match with the answer."""
 
     function: str | None = None
@@ -158,6 +163,14 @@ class RewardConfig(Settings):
         parts = (self.function or "a.b").rpartition(":" if ":" in (self.function or "") else ".")
         if not all(parts) or (parts[1] == "." and parts[2] == "py"):
             raise ValueError(f"reward.function is path/to/file.py:function or package.module.function, got {self.function!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _keep_file(self, info: ValidationInfo) -> RewardConfig:
+        """A file that is missing is an error of the preflight, which imports the function in a process of its own."""
+        if self.function is not None and self._source is None:
+            with suppress(ConfigError):
+                self._source = REWARDS.source_of(self.function, (info.context or {}).get(SOURCES))
         return self
 
 
@@ -400,7 +413,7 @@ class RunConfig(Settings):
     """Folder of the run directories."""
     model: ModelConfig
     """The model; a string alone is its path."""
-    task: TaskConfig
+    task: Annotated[TaskConfig, PartOf(TASKS)]
     """The task."""
     reward: RewardConfig = RewardConfig()
     """The reward."""

@@ -3,11 +3,13 @@
 from podium.parts.source import SourceFile, Sources
 from podium.parts.stored import edited, read_sources, write_sources
 from podium.parts.table import PartTable, Row, split_name
-from podium.parts.tables import ENGINES, ROLLOUTS, TRACKERS
+from podium.parts.tables import ENGINES, REWARDS, ROLLOUTS, TASKS, TRACKERS
 
 __all__ = [
     "ENGINES",
+    "REWARDS",
     "ROLLOUTS",
+    "TASKS",
     "TRACKERS",
     "PartTable",
     "Row",

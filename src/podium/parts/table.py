@@ -46,6 +46,8 @@ class PartTable:
     base: str | None = None
     """`package.module:Name` of the class, or runtime-checkable Protocol, that a part must be a subclass of. None: a part must be
     callable."""
+    others: Row | None = None
+    """The part that takes every other plain name, such as the names of a library's datasets. None: other names are unknown."""
     _ours: Mapping[str, Row] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -58,13 +60,12 @@ class PartTable:
         ConfigError where nothing of the name can be had, or where it is not of this kind; MissingExtraError (which is one too)
         with the pip line where a library is not installed.
         """
-        if name in self._ours:
-            row = self._ours[name]
+        what = f"the {self.kind} {name!r}"
+        if row := self.row(name):
             if missing := self.missing_extra(name):
                 raise missing
-            return load(row.target, f"the {self.kind} {name!r}")
+            return load(row.target, what)
         place, attribute = self._outside(name)
-        what = f"the {self.kind} {name!r}"
         module = _module(place, what, source)
         part = _attribute(module, attribute, place, what, self._names(module))
         self._check(part, module, what)
@@ -72,7 +73,7 @@ class PartTable:
 
     def settings_of(self, name: str, source: SourceFile | None = None) -> type[Any] | None:
         """The part's settings class: that of its row, or else its attribute `Settings`; None where it does not have one."""
-        row = self._ours.get(name)
+        row = self.row(name)
         if row is not None and row.settings is not None:
             found: type[Any] = load(row.settings, f"the settings of the {self.kind} {name!r}")
             return found
@@ -80,7 +81,7 @@ class PartTable:
 
     def source_of(self, name: str, sources: Sources | None = None) -> SourceFile | None:
         """The file of a name that has a path: as it is in `sources`, or else as it stands; None for other names."""
-        if name in self._ours:
+        if self.row(name):
             return None
         place, _ = self._outside(name)
         if not _is_file(place):
@@ -89,15 +90,16 @@ class PartTable:
 
     def place_of(self, name: str) -> str:
         """Where the part is, for people: the target of a row, or else the name itself."""
-        return self._ours[name].target if name in self._ours else name
+        row = self.row(name)
+        return row.target if row else name
 
     def row(self, name: str) -> Row | None:
-        """The row of a part of ours; None for other names."""
-        return self._ours.get(name)
+        """The row of a part of ours; None for a module's or a file's name, and for one that is unknown."""
+        return self._ours.get(name) or (None if ":" in name or "." in name else self.others)
 
     def missing_extra(self, name: str) -> MissingExtraError | None:
         """The error for a row whose library is not installed; imports nothing."""
-        row = self._ours.get(name)
+        row = self.row(name)
         if row is None or row.package is None or find_spec(row.package) is not None:
             return None
         return MissingExtraError(row.package.replace("_", "-"), row.extra or row.package, f"the {self.kind} {name!r}")

@@ -45,3 +45,18 @@ TRACKERS: Final = PartTable(
     base="podium.observability:Tracker",
 )
 """`trainer.trackers`, a list."""
+
+REWARDS: Final = PartTable("reward function", {})
+"""`reward.function`: a function of a user, with verl's signature. Tasks bring their own verifiers."""
+
+TASKS: Final = PartTable(
+    "task",
+    {"files": Row("podium.tasks.files:FileTask", settings="podium.config:TaskConfig")},
+    others=Row(
+        "podium.tasks.reasoning_gym:ReasoningGymTask",
+        settings="podium.config:TaskConfig",
+        package="reasoning_gym",
+        extra="tasks",
+    ),
+)
+"""`task`: rows of files, the datasets of reasoning-gym by their own names, or a class or function of a user."""

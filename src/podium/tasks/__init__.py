@@ -1,10 +1,11 @@
 """What is asked, how an answer is scored, and which problems may be learned from."""
 
 from podium.config import TaskConfig
+from podium.errors import TaskError
+from podium.parts import TASKS
 from podium.tasks.base import Message, Problem, Prompt, RewardInputs, Split, Task, check_disjoint, task_fingerprint
-from podium.tasks.files import CountTokens, FileTask
+from podium.tasks.context import CountTokens, TaskContext
 from podium.tasks.outcomes import Failed, Outcome, Score
-from podium.tasks.reasoning_gym import ReasoningGymTask
 from podium.tasks.scoring import Rewards, Scorer, check_reward
 from podium.tasks.supervised import draw_targets
 
@@ -21,6 +22,7 @@ __all__ = [
     "Scorer",
     "Split",
     "Task",
+    "TaskContext",
     "build_task",
     "check_disjoint",
     "check_reward",
@@ -30,10 +32,11 @@ __all__ = [
 
 
 def build_task(config: TaskConfig, *, exact_match: bool = True, count_tokens: CountTokens | None = None) -> Task:
-    """The task that a config names; `exact_match`: no reward function is set. `count_tokens` is `FileTask`'s.
+    """The task that a config names; the keywords are those of `TaskContext`.
 
     TaskError for an unknown name, unfit params, unfit rows or too few distinct problems; ConfigError for missing files.
     """
-    if config.has_files:
-        return FileTask(config, exact_match=exact_match, count_tokens=count_tokens)
-    return ReasoningGymTask(config, exact_match=exact_match)
+    task = TASKS.resolve(config.name, config.source)(TaskContext(config, exact_match, count_tokens))
+    if not isinstance(task, Task):
+        raise TaskError(f"task.name: {config.name} must give a podium.tasks.Task, got {task!r}")
+    return task

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 
 from podium.config import TaskConfig
 from podium.errors import ConfigError, DataError, TaskError
-from podium.tasks.base import Problem, Prompt, RewardInputs, Split, Task, normalised, normalised_prompt
+from podium.tasks.base import Problem, RewardInputs, Split, Task, normalised, normalised_prompt
+from podium.tasks.context import TaskContext
 from podium.tasks.rows import BadRow, Row, check_file, read_rows
 
 logger = logging.getLogger(__name__)
-
-CountTokens: TypeAlias = Callable[[Prompt], int]
-"""Tokens of a prompt as the policy will see it; DataError when it cannot be tokenised."""
 
 SPLITS: tuple[Split, ...] = ("held_out", "validation", "train")
 SPLIT_OFF: dict[Split, int] = {"held_out": 256, "validation": 128}
@@ -38,8 +36,9 @@ NUM_SHOWN = 5
 class FileTask(Task):
     """Problems from `task.train_files`, and `validation_files` and `held_out_files` where given. Rows keep their order."""
 
-    def __init__(self, config: TaskConfig, *, exact_match: bool = True, count_tokens: CountTokens | None = None) -> None:
-        """`exact_match`: no reward function is set, so ground truths must be text. TaskError, ConfigError for unfit files."""
+    def __init__(self, context: TaskContext[TaskConfig]) -> None:
+        """With `exact_match` ground truths must be text. TaskError, ConfigError for unfit files."""
+        config, count_tokens, exact_match = context.settings, context.count_tokens, context.exact_match
         if config.max_prompt_tokens is not None and count_tokens is None:
             raise ConfigError("task.max_prompt_tokens needs the tokenizer that counts: pass count_tokens")
         self._config, self._count_tokens = config, count_tokens

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from podium.config import TaskConfig
 from podium.errors import TaskError
 from podium.tasks.base import Problem, RewardInputs, Task
+from podium.tasks.context import TaskContext
 from podium.tasks.library_problems import create_dataset, draw, draw_in_a_process, is_solved
 from podium.tasks.reward_process import FunctionSpec
 
@@ -23,10 +24,9 @@ time that grows with its length, without evaluating any."""
 class ReasoningGymTask(Task):
     """Problems of one reasoning-gym dataset: no question occurs twice, and no answer is in two splits where there are enough."""
 
-    def __init__(self, config: TaskConfig, *, exact_match: bool = True) -> None:
-        """`exact_match`: no reward function is set and the library's verifier scores. TaskError for an unfit setting."""
-        if config.name is None:
-            raise TaskError("task.name is not set: it names a dataset of reasoning-gym")
+    def __init__(self, context: TaskContext[TaskConfig]) -> None:
+        """With `exact_match` the library's verifier scores. TaskError for an unfit setting."""
+        config, exact_match = context.settings, context.exact_match
         self._config, self._name = config, config.name
         runs_in_the_driver = config.name in RUNS_IN_THE_DRIVER
         drawn = draw(config) if runs_in_the_driver else draw_in_a_process(config)

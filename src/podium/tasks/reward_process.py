@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import importlib
-import importlib.util
 import inspect
 import os
 import resource
@@ -27,6 +26,7 @@ from typing import TypeAlias
 from pydantic import JsonValue
 
 from podium.errors import ConfigError, nearest
+from podium.parts.source import SourceFile, absolute_path
 from podium.tasks.outcomes import Failed, Outcome, outcome_of
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -43,6 +43,8 @@ class FunctionSpec:
 
     name: str
     kwargs: Mapping[str, JsonValue]
+    text: str | None = None
+    """Of the file that the name has a path of, as the run has stored it; None reads the file."""
     prepare: str | None = None
     """A function beside it that is called once with the kwargs, before the first response and outside its time limit."""
 
@@ -99,7 +101,7 @@ def load_function(spec: FunctionSpec) -> RewardFunction:
     signature."""
     module_name, separator, name = spec.name.rpartition(":" if ":" in spec.name else ".")
     try:
-        module = _module_of_file(Path(module_name)) if separator == ":" else _module_of_name(module_name)
+        module = _module_of_file(Path(module_name), spec.text) if separator == ":" else _module_of_name(module_name)
     except ConfigError:
         raise
     except (Exception, SystemExit) as exc:
@@ -119,19 +121,14 @@ def load_function(spec: FunctionSpec) -> RewardFunction:
     return loaded
 
 
-def _module_of_file(path: Path) -> ModuleType:
+def _module_of_file(path: Path, text: str | None) -> ModuleType:
     """The module in a file; modules beside it can be imported, as when the file is run as a script."""
-    if not path.is_file():
-        raise ConfigError(f"reward.function: no such file: {path}{'' if path.is_absolute() else f' (relative to {Path.cwd()})'}")
-    sys.path.insert(0, str(path.resolve().parent))
-    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"_reward_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
-        raise ConfigError(f"reward.function: {path} is not a Python file")
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module  # first, as `import` does: dataclasses and pickle look a module up by its name
-    found.loader.exec_module(module)
-    return module
+    try:
+        file = SourceFile.read(str(path)) if text is None else SourceFile(absolute_path(str(path)), text)
+    except ConfigError as exc:
+        raise ConfigError(f"reward.function: {exc}") from exc
+    sys.path.insert(0, str(Path(file.path).parent))
+    return file.module()
 
 
 def _module_of_name(name: str) -> ModuleType:
@@ -196,7 +193,9 @@ def _traceback(exc: BaseException) -> str:
 
 
 def _is_ours(filename: str) -> bool:
-    return filename == __file__ or filename.startswith(("<frozen importlib", str(Path(importlib.__file__).parent)))
+    return filename in (__file__, inspect.getsourcefile(SourceFile)) or filename.startswith(
+        ("<frozen importlib", str(Path(importlib.__file__).parent))
+    )
 
 
 def _start_guardian(connection: Connection, lifeline: int) -> None:

@@ -57,7 +57,7 @@ class Scorer:
         self._task, self._config = task, config
         spec, self._inputs = task.isolated_verifier, task.verifier_inputs
         if config.function is not None:
-            spec, self._inputs = FunctionSpec(config.function, config.kwargs), task.reward_inputs
+            spec, self._inputs = _function(config), task.reward_inputs
         self._pool = build_pool(spec, config, log=log) if spec else None
 
     def __enter__(self) -> Self:
@@ -106,6 +106,11 @@ class Scorer:
         return attempts
 
 
+def _function(config: RewardConfig) -> FunctionSpec:
+    """The reward function, once it is known that there is one."""
+    return FunctionSpec(config.function or "", config.kwargs, config.source.text if config.source else None)
+
+
 def _request(inputs: RewardInputs, response: str) -> Request:
     return Request(inputs.data_source, response, inputs.ground_truth, inputs.extra_info)
 
@@ -126,7 +131,7 @@ def check_reward(config: RewardConfig, task: Task) -> None:
     """
     if config.function is None:
         return
-    with build_pool(FunctionSpec(config.function, config.kwargs), config, num_workers=1) as pool:
+    with build_pool(_function(config), config, num_workers=1) as pool:
         pool.wait_until_ready()
         problem = task.train[0]
         for response, kind in ((problem.answer, "the ground truth as the response"), ("", "an empty response")):

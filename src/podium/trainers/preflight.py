@@ -133,14 +133,12 @@ def _check_reference(config: RunConfig, policy: PreTrainedConfig) -> None:
 def _check_extras(config: RunConfig) -> None:
     """MissingExtraError with all that is missing, in one pip line, and how to do without."""
     needed = {}
-    if not config.task.has_files:
-        needed["reasoning_gym"] = ("tasks", f"the task {config.task.name!r}")
-    if config.runtime_name == "ray":
-        needed["ray"] = ("ray", f"runtime={config.runtime} with num_workers={config.num_workers}")
     for path, table, part in part_sections(config):
         if (row := table.row(part.name)) is not None and row.package is not None:
             without = " (trainer.trackers=[] does without)" if path.startswith("trainer.trackers.") else ""
             needed[row.package] = (row.extra or row.package, f"the {table.kind} {part.name!r}{without}")
+    if config.runtime_name == "ray":
+        needed["ray"] = ("ray", f"runtime={config.runtime} with num_workers={config.num_workers}")
     if config.trainer.curve:
         needed["matplotlib"] = ("plot", "trainer.curve=true (trainer.curve=false does without)")
     missing = {package.replace("_", "-"): why for package, why in needed.items() if find_spec(package) is None}
