@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,26 @@ def test_a_run_from_the_command_line_uses_the_tracker_of_the_docs(here, layout):
     assert sorted(len(path.read_text().splitlines()) for path in here.glob("*.csv")) == [2, 3]
     (run,) = (here / "runs").glob("spell_backward-*")
     assert not (run / "tb").exists()
+
+
+@pytest.mark.slow
+def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_the_end_of_the_process(here):
+    """W&B waits at the interpreter's exit for a server that does not answer, for longer than a job may take to end."""
+    (here / "hanging.py").write_text(
+        "import threading, time\n"
+        "from podium.observability import Tracker\n"
+        "class Hanging(Tracker):\n"
+        "    def log(self, step, metrics):\n"
+        "        threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "        time.sleep(600)\n"
+    )
+    started_s = time.monotonic()
+    done = podium(
+        *("train", "spell_backward", "warmup.steps=0", "trainer.total_steps=1", "trainer.curve=false"),
+        "trainer.trackers=[hanging.py:Hanging]",
+        cwd=here,
+    )
+    assert time.monotonic() - started_s < 200
+    assert done.returncode == 0, done.stderr
+    assert "did not take 2 of 2 rows" in done.stderr
+    assert (here / "runs" / "latest" / "hf" / "config.json").is_file()

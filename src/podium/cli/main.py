@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,6 +51,11 @@ app = typer.Typer(
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """A full or read-only disk, which is not a fault of the program."""
+
+EXIT_LIMIT_S = 10.0
+"""How long the interpreter's exit may take where a tracker was left behind."""
+TRACKER_THREAD = "tracker-"
+"""First letters of the names of trackers' threads, as in `podium.observability`."""
 
 OPTIONS = frozenset({"--help", "--version", "--dry-run", "--resume", "--recipe", "--json"})
 """All that begins with dashes; what else does may be meant as a setting (`_refuse_dashes`)."""
@@ -198,6 +204,23 @@ def main() -> None:
     """Entry point of `podium`."""
     accept_all_characters()
     log_to_stderr()
+    try:
+        _run()
+    except SystemExit as done:
+        _limit_exit(done.code if isinstance(done.code, int) else FAILED if done.code else 0)
+        raise
+
+
+def _limit_exit(code: int) -> None:
+    """End the process after EXIT_LIMIT_S where a tracker was left behind: its library may wait at the interpreter's exit."""
+    if any(thread.name.startswith(TRACKER_THREAD) for thread in threading.enumerate()):
+        sys.stdout.flush()
+        limit = threading.Timer(EXIT_LIMIT_S, os._exit, (code,))
+        limit.daemon = True
+        limit.start()
+
+
+def _run() -> None:
     try:
         _refuse_dashes(sys.argv[1:])
         app()

@@ -26,6 +26,9 @@ MAX_WAITING_CALLS: Final = 1000
 FINISH_TIMEOUT_S: Final = 30.0
 """How long the end of a phase waits for all trackers together."""
 
+THREAD_PREFIX: Final = "tracker-"
+"""Of the threads' names, by which the command line knows that a tracker was left behind."""
+
 _REMEDY = "Training goes on, and metrics.jsonl has every row; see trainer.trackers for its settings, or leave it out there"
 
 
@@ -81,7 +84,7 @@ class IsolatedTracker:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._is_off = self._has_warned = self._is_finishing = False
         self._num_rows = self._num_taken = 0
-        self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"{THREAD_PREFIX}{name}", daemon=True)
         self._tracker: Tracker | None = None
         self._attempt(_Call("be constructed", lambda: self._construct(make)), is_fatal=True)
 
