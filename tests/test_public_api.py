@@ -72,8 +72,8 @@ SURFACE = {
         DataProtoFuture Dispatch dispatch_all_to_all dispatch_dp_compute dispatch_dp_compute_data_proto
         dispatch_nd_compute_dataproto dispatch_one_to_all DispatchMode Execute FutureList get_predefined_dispatch_fn
         GroupCall GroupFuture GroupStatus Init MAGIC_ATTR make_nd_compute_dataproto_dispatch_fn merge_resource_pool
-        Mesh PerRank RayResourcePool recorded_traffic register register_dispatch_mode Registration ResourcePool
-        ResourcePoolManager Route split_resource_pool State Traffic update_dispatch_mode Worker WorkerGroup
+        Mesh PerRank recorded_traffic register register_dispatch_mode Registration ResourcePool
+        Route split_resource_pool State Traffic update_dispatch_mode Worker WorkerGroup
     """,
     "podium.tasks": """
         CountTokens Failed Message Outcome Problem Prompt RewardInputs Rewards Score Scorer Split Task TaskContext build_task

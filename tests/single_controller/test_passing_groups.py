@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from podium.compat.verl import RayWorkerGroup
+from podium.compat.verl import RayResourcePool, RayWorkerGroup
 from podium.errors import DispatchError, GroupClosedError, ResourceError, UnsupportedByRuntime, WorkerError
 from podium.protocol import DataProto
 from podium.single_controller import (
     Dispatch,
     Init,
     PerRank,
-    RayResourcePool,
     ResourcePool,
     Worker,
     WorkerGroup,

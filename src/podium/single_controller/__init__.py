@@ -11,9 +11,7 @@ from podium.single_controller.colocation import (
 )
 from podium.single_controller.init import Init
 from podium.single_controller.placement.resource_pool import (
-    RayResourcePool,
     ResourcePool,
-    ResourcePoolManager,
     merge_resource_pool,
     split_resource_pool,
 )
@@ -61,10 +59,8 @@ __all__ = [
     "Init",
     "Mesh",
     "PerRank",
-    "RayResourcePool",
     "Registration",
     "ResourcePool",
-    "ResourcePoolManager",
     "Route",
     "State",
     "Traffic",

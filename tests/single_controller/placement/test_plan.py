@@ -12,7 +12,6 @@ from podium.single_controller.placement.packing import pack, pour
 from podium.single_controller.placement.plan import (
     Node,
     bundle_resources,
-    extract_groups,
     idle,
     needs_gpus,
     node_order,
@@ -168,7 +167,7 @@ def test_without_bin_pack_an_entry_spans_nodes_only_where_it_must():
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.lists(st.integers(0, 9), min_size=1, max_size=4))
-def test_a_layout_is_found_where_there_is_one_and_holds(sizes: list[int], rooms: list[int]):
+def test_a_layout_holds_and_is_found_for_equal_entries_or_nodes_of_their_own(sizes: list[int], rooms: list[int]):
     def holds(chosen: tuple[int, ...] | list[int]) -> bool:
         return all(
             room >= sum(size for size, at in zip(sizes, chosen, strict=True) if at == node) for node, room in enumerate(rooms)
@@ -176,10 +175,11 @@ def test_a_layout_is_found_where_there_is_one_and_holds(sizes: list[int], rooms:
 
     chosen = pack(sizes, rooms)
     possible = [layout for layout in product(range(len(rooms)), repeat=len(sizes)) if holds(layout)]
-    assert (chosen is not None) == bool(possible)
+    has_own_nodes = any(len(set(layout)) == len(sizes) for layout in possible)
+    assert chosen is not None or not (has_own_nodes or (possible and len(set(sizes)) == 1))
     if chosen is not None:
         assert holds(chosen)
-        assert len(set(chosen)) == len(sizes) or all(len(set(layout)) < len(sizes) for layout in possible)
+        assert len(set(chosen)) == len(sizes) or not has_own_nodes
     poured = pour(sizes, rooms)
     assert (poured is not None) == (sum(sizes) <= sum(rooms))
     if poured is not None:
@@ -324,17 +324,3 @@ def test_e2_groups_in_reverse_node_order_serve_pool_and_parts_alike():
 def test_e2_entries_of_other_sizes_keep_the_group_of_their_size():
     made = spots(("c", ""), ("b", ""), ("b", ""), ("a", ""))
     assert declared_order([1, 2, 1], made) == (3, 1, 2, 0)
-
-
-# -- existing groups ---------------------------------------------------------------------------------------------------
-
-
-def test_existing_groups_are_given_largest_to_largest_in_the_order_of_the_request():
-    assert extract_groups([("two", 2), ("eight", 8), ("four", 4)], [3, 8]) == ["four", "eight"]
-    assert extract_groups([("a", 4), ("b", 4)], [4, 4]) == ["a", "b"]
-
-
-@pytest.mark.parametrize("requested", [[4, 4], [2, 2, 2], [5]])
-def test_existing_groups_that_are_too_few_or_too_small(requested: list[int]):
-    with pytest.raises(ResourceError, match=r"existing ones have \[4, 2\] bundles"):
-        extract_groups([("a", 2), ("b", 4)], requested)

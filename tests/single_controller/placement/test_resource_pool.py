@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from enum import Enum
 from functools import reduce
 from itertools import pairwise
 from typing import Any, cast
@@ -12,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podium.compat.verl import RayResourcePool
 from podium.errors import ResourceError
 from podium.single_controller.placement.resource_pool import (
-    RayResourcePool,
     ResourcePool,
-    ResourcePoolManager,
     merge_resource_pool,
     split_resource_pool,
 )
@@ -236,86 +234,3 @@ def test_a_rank_is_not_merged_twice():
     pool = ResourcePool([4])
     with pytest.raises(ResourceError, match="share no rank, got 1 in both"):
         merge_resource_pool(pool.sub_pool(0, 2), pool.sub_pool(1, 2))
-
-
-class Role(Enum):
-    Actor = 1
-    RewardModel = 2
-
-
-def manager(**options: Any) -> ResourcePoolManager[Role]:
-    spec = {"global_pool": [4, 4], "reward_pool": [2]}
-    return ResourcePoolManager(spec, {Role.Actor: "global_pool", Role.RewardModel: "reward_pool"}, **options)
-
-
-def test_the_manager_makes_each_pool_once():
-    made = manager()
-    pools = made.create_resource_pool()
-    assert made.create_resource_pool() == pools == made.resource_pool_dict
-    assert made.get_resource_pool(Role.RewardModel) is made.create_resource_pool()["reward_pool"] is pools["reward_pool"]
-    assert made.get_resource_pool(Role.Actor).store == [4, 4]
-    assert [(pool.name_prefix, pool.max_colocate_count, pool.use_gpu) for pool in pools.values()] == [
-        ("global_pool", 3, True),
-        ("reward_pool", 3, True),
-    ]
-
-
-def test_the_manager_counts_gpus():
-    assert manager().get_n_gpus() == 10
-    assert manager(use_gpu=False).get_n_gpus() == 0
-
-
-def test_a_role_without_a_pool():
-    with pytest.raises(ResourceError, match="unknown role 'actr'; did you mean 'actor'"):
-        ResourcePoolManager({"global_pool": [1]}, {"actor": "global_pool"}).get_resource_pool("actr")
-    only_actor = ResourcePoolManager({"global_pool": [1]}, {Role.Actor: "global_pool"})
-    with pytest.raises(ResourceError, match=r"unknown role 'RewardModel'\. Known: Actor"):
-        only_actor.get_resource_pool(Role.RewardModel)
-
-
-def test_a_pool_that_is_not_in_the_spec():
-    with pytest.raises(ResourceError, match="role 'teacher': unknown resource pool 'global_pol'; did you mean 'global_pool'"):
-        ResourcePoolManager({"global_pool": [1]}, {"teacher": "global_pol"})
-
-
-@pytest.mark.parametrize("role", [[], ([],), {}, None, 3])
-def test_what_cannot_be_a_role_is_an_unknown_one(role: Any):
-    with pytest.raises(ResourceError, match=f"unknown role .{re.escape(str(role))}.*Known: Actor, RewardModel"):
-        manager().get_resource_pool(role)
-
-
-@pytest.mark.parametrize(
-    ("spec", "mapping", "message"),
-    [
-        ([2], {}, r"resource_pool_spec is a dict of pool name -> ranks per node, .*, got \[2\]"),
-        (None, {}, "resource_pool_spec is a dict .*, got None"),
-        ({"a": 2}, {}, "resource pool 'a': process_on_nodes .*, got 2;"),
-        ({"a": "2"}, {}, "resource pool 'a': process_on_nodes .*, got '2';"),
-        ({1: [2]}, {}, "a resource pool is named by a string, got 1"),
-        ({"a": [2]}, ["a"], r"mapping is a dict of role -> pool name, .*, got \['a'\]"),
-        ({"a": [2]}, {"actor": 3}, "role 'actor': unknown resource pool '3'. Known: a"),
-        ({"a": [2]}, {"actor": ["a"]}, r"role 'actor': unknown resource pool .*\. Known: a"),
-        ({"a": [2]}, {3: "b"}, "role '3': unknown resource pool 'b'. Known: a"),
-    ],
-)
-def test_tables_that_make_no_sense(spec: Any, mapping: Any, message: str):
-    with pytest.raises(ResourceError, match=message):
-        ResourcePoolManager(spec, mapping)
-
-
-def test_the_manager_has_lists_of_its_own():
-    spec = {"a": [2]}
-    made: ResourcePoolManager[str] = ResourcePoolManager(spec, {"actor": "a"})
-    spec["a"].append(2)
-    assert made.resource_pool_spec == {"a": [2]}
-
-
-@pytest.mark.parametrize(("option", "value"), [("use_gpu", "no"), ("max_colocate_count", "3")])
-def test_the_managers_options_are_checked(option: str, value: Any):
-    with pytest.raises(ResourceError, match=f"resource pool 'global_pool': {option} is .*, got {value!r}"):
-        manager(**{option: value})
-
-
-def test_a_spec_that_makes_no_sense_names_the_pool():
-    with pytest.raises(ResourceError, match=r"resource pool 'teacher_pool': process_on_nodes .* got \[0\]"):
-        ResourcePoolManager({"teacher_pool": [0]}, {"teacher": "teacher_pool"})

@@ -15,6 +15,7 @@ from podium.compat.verl.controller import (
     parallel_put,
     sort_placement_group_by_node_ip,
 )
+from podium.compat.verl.pools import RayResourcePool, ResourcePoolManager
 from podium.single_controller import (
     MAGIC_ATTR,
     ColocatedWorker,
@@ -22,9 +23,7 @@ from podium.single_controller import (
     Dispatch,
     DispatchMode,
     Execute,
-    RayResourcePool,
     ResourcePool,
-    ResourcePoolManager,
     Worker,
     WorkerGroup,
     collect_all_to_all,

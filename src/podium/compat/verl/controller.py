@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, Self, TypeVar
 
+from podium.compat.verl.pools import RayResourcePool, extract_groups
 from podium.errors import ConfigError, ResourceError
 from podium.single_controller.colocation import create_colocated_worker_cls
 from podium.single_controller.init import Init, class_of
-from podium.single_controller.placement.plan import extract_groups
-from podium.single_controller.placement.resource_pool import RayResourcePool, ResourcePool
+from podium.single_controller.placement.resource_pool import ResourcePool
 from podium.single_controller.rank.context import current_context
 from podium.single_controller.routing.dispatch import ROUTES, get_predefined_dispatch_fn, set_route
 from podium.single_controller.routing.mesh import Mesh

@@ -119,26 +119,6 @@ def plan_placement(
     return tuple(tuple(ordered[n] for n in entry) for entry in chosen)
 
 
-def extract_groups(available: Iterable[tuple[Item, int]], requested: Sequence[int]) -> list[Item]:
-    """One existing group for each requested number of bundles, in the order of the request, the largest for the largest.
-
-    `available` are groups and their numbers of bundles. ResourceError where there are too few, or too small ones.
-
-    >>> extract_groups([("a", 2), ("b", 4)], [1, 3])
-    ['a', 'b']
-    """
-    groups = sorted(available, key=lambda group: group[1], reverse=True)
-    entries = sorted(range(len(requested)), key=lambda entry: requested[entry], reverse=True)
-    sizes = [size for _, size in groups]
-    if len(groups) < len(entries) or any(size < requested[entry] for entry, size in zip(entries, sizes, strict=False)):
-        raise ResourceError(
-            f"a group for each of process_on_nodes {list(requested)} is needed, the existing ones have {sizes} bundles: lower "
-            "the counts, or take larger pools as the source"
-        )
-    found = dict(zip(entries, (group for group, _ in groups), strict=False))
-    return [found[entry] for entry in range(len(requested))]
-
-
 def _node_key(node: Node) -> tuple[AddressKey, str]:
     return address_key(node.address), node.node_id
 

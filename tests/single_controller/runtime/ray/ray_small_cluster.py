@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ray
 
+from podium.compat.verl import RayResourcePool
 from podium.errors import ResourceError
-from podium.single_controller import Dispatch, RayResourcePool, ResourcePool, Worker, WorkerGroup, register
+from podium.single_controller import Dispatch, ResourcePool, Worker, WorkerGroup, register
 from podium.single_controller.runtime.ray import cluster
 
 

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from ray._private import internal_api
 from ray.cluster_utils import Cluster
 
+from podium.compat.verl import RayResourcePool
 from podium.errors import DataError, ResourceError, WorkerLostError
 from podium.protocol import DataProto
 from podium.single_controller import (
     DataProtoFuture,
     Dispatch,
-    RayResourcePool,
     Worker,
     WorkerGroup,
     merge_resource_pool,

@@ -17,14 +17,19 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
-from podium.compat.verl import RayClassWithInitArgs, RayWorkerGroup, extract_pg_from_exist, sort_placement_group_by_node_ip
+from podium.compat.verl import (
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    ResourcePoolManager,
+    extract_pg_from_exist,
+    sort_placement_group_by_node_ip,
+)
 from podium.errors import ResourceError, WorkerError
 from podium.single_controller import (
     Dispatch,
     Init,
-    RayResourcePool,
     ResourcePool,
-    ResourcePoolManager,
     Worker,
     WorkerGroup,
     merge_resource_pool,
