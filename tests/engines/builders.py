@@ -197,6 +197,17 @@ class Scaled(SFTLoss):
 
 
 @dataclass(frozen=True)
+class Shifted(SFTLoss):
+    """SFT plus a constant, which may be NaN: the gradient is the same."""
+
+    constant: float = 0.0
+
+    def __call__(self, outputs: TokenOutputs, batch: DataProto) -> LossSum:
+        part = super().__call__(outputs, batch)
+        return LossSum(part.total + self.constant, part.count, part.terms, part.metrics)
+
+
+@dataclass(frozen=True)
 class Weighted(SFTLoss):
     """SFT whose rows count a fraction each."""
 

@@ -107,5 +107,5 @@ def test_a_row_that_is_too_long_is_named_by_its_place_in_the_batch() -> None:
         engine_of("llama", budget=12).infer_batch,
         lambda batch: engine_of("llama", budget=12).train_batch(batch, PolicyLoss(0.1, 0.1, drop_zero_advantage=True)),
     ):
-        with pytest.raises(DataError, match="row 3 has 13 tokens, a micro-batch holds at most 12"):
+        with pytest.raises(DataError, match="row 3 has 13 tokens, more than a micro-batch holds"):
             call(rows)

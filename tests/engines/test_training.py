@@ -27,6 +27,7 @@ from tests.engines.builders import (
     Layout,
     Miscounting,
     Scaled,
+    Shifted,
     Weighted,
     batch_of,
     bigram,
@@ -276,7 +277,7 @@ def test_mini_batches_with_nothing_to_say_are_not_taken_for_a_broken_run() -> No
     for _ in range(MAX_SKIPPED_UPDATES - 1):
         engine.train_batch(batch, Scaled(math.nan))
     engine.train_batch(masked_out(batch), SFTLoss())
-    with pytest.raises(EngineError, match=f"{MAX_SKIPPED_UPDATES} updates in a row had no finite gradient"):
+    with pytest.raises(EngineError, match=f"{MAX_SKIPPED_UPDATES} updates in a row the loss or the gradient was not finite"):
         engine.train_batch(batch, Scaled(math.nan))
 
 
@@ -313,6 +314,15 @@ def test_one_poisoned_micro_batch_of_several_is_enough_to_skip() -> None:
         assert largest_difference(before, weights_of(engine)) == 0.0
 
 
+def test_a_loss_that_is_not_finite_is_skipped_though_its_gradient_is_finite() -> None:
+    engine = engine_of("llama", budget=8)
+    before, _ = state_of(engine)
+    metrics = engine.train_batch(batch_of(), Shifted(math.nan)).to_floats()
+    assert metrics["skipped_updates"] == 1.0
+    assert largest_difference(before, state_of(engine)[0]) == 0.0
+    assert state_of(engine)[1] == {"version": 1, "skipped_in_a_row": 1}
+
+
 def test_ten_in_a_row_end_the_run_with_the_parameters_of_before() -> None:
     """G10 (2): N in a row stop with a message; a good one in between starts the count again."""
     engine, batch = engine_of(bigram([[0.0, 1.0], [1.0, 0.0]])), token_batch([[0]], [[1]])
@@ -322,7 +332,7 @@ def test_ten_in_a_row_end_the_run_with_the_parameters_of_before() -> None:
     before = weights_of(engine)
     for _ in range(MAX_SKIPPED_UPDATES - 1):
         engine.train_batch(batch, Scaled(math.nan))
-    with pytest.raises(EngineError, match=r"10 updates in a row had no finite gradient \(norm nan\)"):
+    with pytest.raises(EngineError, match=r"10 updates in a row the loss or the gradient was not finite \(norm nan\)"):
         engine.train_batch(batch, Scaled(math.nan))
     assert largest_difference(before, weights_of(engine)) == 0.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from podium.algorithms import Loss, LossSum, TokenOutputs
 from podium.engines.context import EngineContext
-from podium.engines.micro_batch import LAYOUTS, Layout, MicroBatch, check_lengths
+from podium.engines.micro_batch import LAYOUTS, Layout, MicroBatch
 from podium.errors import DataError, EngineError
 from podium.models import RowLimit
 from podium.observability import Last, Mean, Metrics, Sum
@@ -26,7 +26,7 @@ from podium.protocol import DataProto, marks_of_padding, without_padding
 from podium.protocol.jagged import gather_index, jagged, lengths_of, parts
 
 MAX_SKIPPED_UPDATES = 10
-"""Updates in a row with a gradient that is not finite, after which the run is beyond repair."""
+"""Updates in a row whose loss or gradient is not finite, after which the run ends."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,8 @@ class BaseEngine(ABC):
     dp_rank: int = 0
     dp_size: int = 1
     is_collect: bool = True
-    max_row_tokens: int | None = None
-    """Most tokens of a row, as a micro-batch must hold it whole; None where the backend has no limit."""
-    row_limit: RowLimit | None = None
-    """Most tokens of a row that the model computes alike everywhere; None where any number may be."""
+    row_limits: Sequence[RowLimit] = ()
+    """Most tokens of a row: what a micro-batch holds, and what the model computes alike everywhere."""
     layouts: Mapping[Layout, int] = dict.fromkeys(LAYOUTS, 0)
     """Rows of the last `infer_batch` that were computed in each layout."""
     _skipped_in_a_row: int = 0
@@ -66,26 +64,28 @@ class BaseEngine(ABC):
     def train_batch(self, batch: DataProto, loss: Loss, *, temperature: float = 1.0) -> Metrics:
         """One optimizer step on a mini-batch (this rank's rows of it).
 
-        The gradient is that of `sum / count` over the mini-batch of all ranks, however it is cut. A gradient that is not
-        finite leaves parameters and optimizer as they are; EngineError after MAX_SKIPPED_UPDATES of them in a row. A
-        mini-batch of count 0 is skipped too, but does not add to those: it has nothing to say.
+        The gradient is that of `sum / count` over the mini-batch of all ranks, however it is cut. A loss or a gradient that
+        is not finite leaves parameters and optimizer as they are; EngineError after MAX_SKIPPED_UPDATES of them in a row. A
+        mini-batch of count 0 is skipped too, but is not one of them.
         """
         self._check_rows(batch)
         batch = without_padding(batch)
         count = self._sum_over_ranks(loss.count(batch))
         is_computed = loss.is_needed(batch)
         terms, metrics, seen = dict[str, float](), Metrics(), loss.count(batch[~is_computed])
+        total = torch.zeros((), device=self.device)
         with self._training():
             for micro, rows in self._rounds(batch[is_computed]):
                 part = self._accumulate(loss, micro, rows, temperature, denominator=count or 1.0)
-                seen += part.count
+                seen, total = seen + part.count, total + part.total
                 terms = {name: terms.get(name, 0.0) + value for name, value in part.terms.items()}
                 metrics = metrics.merge([part.metrics])
-            seen = self._sum_over_ranks(seen)
-            if not math.isclose(seen, count, rel_tol=1e-9):  # counts may be fractions, whose sum depends on the order
+            seen = self._sum_over_ranks(seen if bool(total.isfinite()) else math.nan)  # one rank's NaN reaches all
+            is_finite = not math.isnan(seen)
+            if is_finite and not math.isclose(seen, count, rel_tol=1e-9):  # counts may be fractions: their order matters
                 raise EngineError(f"{type(loss).__name__}.count says {count}, its parts add up to {seen}")
-            step = self._optimizer_step(is_empty=count == 0)
-        self._note(step)
+            step = self._optimizer_step(is_skipped=count == 0 or not is_finite)
+        self._note(step, is_finite=is_finite)
         own_share = count / self.dp_size
         metrics = metrics.merge([Metrics({name: Mean(value, own_share) for name, value in terms.items()})])
         return metrics.merge([_step_metrics(step, self.dp_size)])
@@ -136,23 +136,22 @@ class BaseEngine(ABC):
                 f"row {row} has {int(prompt_lengths_B[row])} prompt tokens (input_ids minus responses), at least one is needed "
                 "to predict the response; begin the prompt with a beginning-of-sequence token"
             )
-        lengths, limit = (lengths_B * is_real_B).tolist(), self.row_limit
-        if self.max_row_tokens is not None:
-            check_lengths(lengths, self.max_row_tokens)
-        for row, length in enumerate(lengths):
-            if limit is not None and length > limit.tokens:
-                raise DataError(f"row {row} has {length} tokens, more than {limit.reason}; shorten prompts and responses")
+        for limit in self.row_limits:
+            for row in ((lengths_B > limit.tokens) & is_real_B).nonzero().flatten()[:1].tolist():
+                raise DataError(
+                    f"row {row} has {int(lengths_B[row])} tokens, more than {limit.reason}; shorten prompts and responses"
+                )
 
-    def _note(self, step: StepResult) -> None:
+    def _note(self, step: StepResult, *, is_finite: bool) -> None:
         self.version += 1
         if not step.is_skipped:
             self._skipped_in_a_row = 0
-        elif not math.isfinite(step.grad_norm):
+        elif not (is_finite and math.isfinite(step.grad_norm)):
             self._skipped_in_a_row += 1
         if self._skipped_in_a_row >= MAX_SKIPPED_UPDATES:
             raise EngineError(
-                f"{MAX_SKIPPED_UPDATES} updates in a row had no finite gradient (norm {step.grad_norm}); the parameters are "
-                "those before the first of them. Lower the learning rate, or look at the rewards and the loss"
+                f"in {MAX_SKIPPED_UPDATES} updates in a row the loss or the gradient was not finite (norm {step.grad_norm}); the "
+                "parameters are those before the first of them. Lower the learning rate, or look at the rewards and the loss"
             )
 
     # -- what a backend provides --------------------------------------------------------------------------------------
@@ -175,8 +174,8 @@ class BaseEngine(ABC):
         """Add the gradient of this rank's part of the loss."""
 
     @abstractmethod
-    def _optimizer_step(self, *, is_empty: bool) -> StepResult:
-        """Clip, step and advance the schedule; forget the gradients. Skips when empty or not finite."""
+    def _optimizer_step(self, *, is_skipped: bool) -> StepResult:
+        """Clip, step and advance the schedule; forget the gradients. Also skips a gradient that is not finite."""
 
     @abstractmethod
     def _sum_over_ranks(self, value: float) -> float:

@@ -41,7 +41,7 @@ from podium.engines.precision import StandIns, prepare, sharding_policy
 from podium.engines.ranks import DataParallelRanks, fill, sharded_like, whole
 from podium.engines.schedule import lr_factor
 from podium.errors import EngineError
-from podium.models import row_limit, save_model
+from podium.models import RowLimit, row_limit, save_model
 from podium.protocol import DataProto, whole_number
 from podium.protocol.jagged import lengths_of, parts
 from podium.weights import named_weights
@@ -68,7 +68,6 @@ class FSDP2Engine(BaseEngine):
         dtype = prepare(self.model, engine.compute_dtype, is_trained=optim is not None)
         self._ranks.shard(self.model, set(getattr(model, "_no_split_modules", None) or ()), sharding_policy(model, dtype))
         self._stand_ins = StandIns(model, dtype) if dtype is not None and not self._ranks.is_sharded else None
-        self.max_row_tokens = engine.max_tokens_per_micro_batch
         self._config, self._optim_config, self._total_steps = engine, optim, context.total_steps
         self._seed, self._rank, self._dropout = whole_number("seed", context.seed), context.rank, context.dropout
         self._adamw = None if optim is None else _adamw(model, optim)
@@ -76,7 +75,10 @@ class FSDP2Engine(BaseEngine):
             model.requires_grad_(False)
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._cost = CostModel.for_hidden(model.config.get_text_config().hidden_size)
-        self.row_limit, self._max_sequence = row_limit(model.config), max_sequence(model)
+        self._max_sequence, of_model = max_sequence(model), row_limit(model.config)
+        most = engine.max_tokens_per_micro_batch
+        held = RowLimit(most, f"a micro-batch holds (max_tokens_per_micro_batch={most}, which may be raised)")
+        self.row_limits = (held, of_model) if of_model else (held,)
         self._trials = LayoutTrials(
             model.config.to_dict(),
             num_tokens=model.config.get_text_config().vocab_size,
@@ -186,13 +188,13 @@ class FSDP2Engine(BaseEngine):
     def _backward(self, loss: Tensor) -> None:
         (loss * self.dp_size).backward()  # FSDP2 takes the mean over the ranks, the loss is a part of their sum
 
-    def _optimizer_step(self, *, is_empty: bool) -> StepResult:
+    def _optimizer_step(self, *, is_skipped: bool) -> StepResult:
         optim = self._optim_config
         assert optim is not None  # `_training` has refused
         lr = optim.lr * lr_factor(optim, self.version, self._total_steps)
         masters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         norm = float(whole(torch.nn.utils.clip_grad_norm_(masters, optim.clip_grad)))
-        is_skipped = is_empty or not math.isfinite(norm)
+        is_skipped = is_skipped or not math.isfinite(norm)
         if not is_skipped:
             for group in self._optimizer.param_groups:
                 group["lr"] = lr

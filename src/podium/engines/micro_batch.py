@@ -17,8 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from podium.errors import DataError
-
 Layout = Literal["bucketed", "packed", "shared"]
 LAYOUTS: tuple[Layout, ...] = ("bucketed", "packed", "shared")
 PlannedLayout = Literal["auto", "bucketed", "packed", "shared"]
@@ -87,10 +85,10 @@ def plan_micro_batches(
 ) -> list[MicroBatch]:
     """Cut rows of the given token counts into micro-batches; every row is in exactly one.
 
-    Without `prompts` there is no `shared`; without `max_sequence` a sequence may have `max_tokens`. DataError names the first
-    row that is longer than `max_tokens` alone.
+    Without `prompts` the layout `shared` is left out; without `max_sequence` a sequence may have `max_tokens`. A row must not
+    be longer than `max_tokens`.
     """
-    check_lengths(lengths, max_tokens)
+    assert max(lengths, default=0) <= max_tokens  # the engine has refused longer rows
     max_sequence = min(max_tokens, max_sequence or max_tokens)
     lengths_B = np.asarray(lengths, dtype=np.int64)
     if not len(lengths_B):
@@ -104,16 +102,6 @@ def plan_micro_batches(
     if layout == "packed" or (layout == "auto" and cheapest_packing < min(price for price, _ in plans)):
         plans.append(_packed(lengths_B, max_sequence, cost))
     return min(plans, key=lambda plan: plan[0])[1]
-
-
-def check_lengths(lengths: Sequence[int], max_tokens: int) -> None:
-    """DataError for the first row that is longer than a micro-batch may be."""
-    for row, length in enumerate(lengths):
-        if length > max_tokens:
-            raise DataError(
-                f"row {row} has {length} tokens, a micro-batch holds at most {max_tokens}; raise max_tokens_per_micro_batch "
-                "or shorten prompts and responses"
-            )
 
 
 def _bucketed(lengths_B: NDArray[np.int64], max_tokens: int, cost: CostModel) -> tuple[float, list[MicroBatch]]:
