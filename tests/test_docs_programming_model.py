@@ -72,6 +72,7 @@ def test_the_table_of_capabilities_is_the_codes():
     assert told == {
         capability.name: ["yes" if getattr(can, capability.name) else "no" for can in CAPABILITIES.values()]
         for capability in fields(Capabilities)
+        if capability.type == "bool"
     }
     assert header("capability")[2:] == list(CAPABILITIES)
 

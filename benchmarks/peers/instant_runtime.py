@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from podium.single_controller import CAPABILITIES
 from podium.single_controller.runtime.base import (
-    RUNTIMES,
     Answer,
     GroupSpec,
     Outcome,
@@ -50,6 +49,6 @@ class InstantRuntime(Runtime):
 
 def offer_instant_runtime() -> str:
     """Make it known to groups; returns the name to ask for."""
-    CAPABILITIES["instant"] = replace(CAPABILITIES["inline"], timeouts=True)
-    RUNTIMES["instant"] = f"{__name__}:{InstantRuntime.__name__}"
+    implementation = f"{__name__}:{InstantRuntime.__name__}"
+    CAPABILITIES["instant"] = replace(CAPABILITIES["inline"], implementation=implementation, timeouts=True)
     return "instant"

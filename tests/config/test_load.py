@@ -59,7 +59,7 @@ def test_yaml_reads_back_equal(tmp_path):
         ("rollout.sampling.temperature=.inf", "rollout.sampling.temperature: input should be a finite number"),
         ("rollout.sampling.stop=['']", "rollout.sampling.stop.0: string should have at least 1 character"),
         ("threads_per_rank=100000000", "threads_per_rank: input should be less than or equal to 1024"),
-        ("runtime=rya", "runtime: input should be 'auto', 'inline' or 'ray', got 'rya'"),
+        ("runtime=rya", "runtime: unknown runtime 'rya'; did you mean 'ray'? Known: auto, inline, ray"),
         ("name=a/b", "name is part of a folder's name"),
         ("actor.kl_loss_type=low_var", "got 'low_var'; did you mean 'low_var_kl'?"),
         ("algorithm.kl_penalty=full", "algorithm.kl_penalty: input should be 'kl', 'k1'"),

@@ -239,7 +239,7 @@ def test_a_group_goes_into_any_task_or_actor_of_ray(counters: WorkerGroup[Counte
 @pytest.mark.parametrize("runtime", ["ray"], indirect=True)
 def test_an_inline_group_stays_in_its_process(counters: WorkerGroup[Counter]) -> None:
     with WorkerGroup(ResourcePool([1]), Counter, name="mine") as inline:
-        with pytest.raises(UnsupportedByRuntime, match=r"another process can call \(group 'mine'\): use runtime 'ray'"):
+        with pytest.raises(UnsupportedByRuntime, match=r"calls from another process \(to group 'mine'\): use runtime 'ray'"):
             pickle.dumps(inline)
         with pytest.raises(DispatchError, match=r"argument 0 \(WorkerGroup\) of 'add' cannot be sent to ranks 0-1: .*'mine'"):
             counters.call.add(inline)  # type: ignore[arg-type]

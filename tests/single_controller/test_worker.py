@@ -88,7 +88,7 @@ def test_visible_devices_are_set_only_where_ranks_have_processes(monkeypatch: py
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with WorkerGroup(ResourcePool([1]), Init(Worker, None)):
         pass
-    with pytest.raises(UnsupportedByRuntime, match="runtime 'inline' has no CUDA_VISIBLE_DEVICES for each rank"):
+    with pytest.raises(UnsupportedByRuntime, match="runtime 'inline' does not offer CUDA_VISIBLE_DEVICES for each rank"):
         WorkerGroup(ResourcePool([1]), Init(Worker, "0"))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
     with running_as(RankContext(runtime="ray")):

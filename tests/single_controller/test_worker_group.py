@@ -36,7 +36,7 @@ from podium.single_controller import (
 )
 from podium.single_controller.calls.group_call import MOST_SHAPES
 from podium.single_controller.processes.pending_call import PendingCall
-from podium.single_controller.runtime.base import RUNTIMES, GroupSpec
+from podium.single_controller.runtime.base import GroupSpec
 
 
 class Inner(Worker):
@@ -534,9 +534,3 @@ def test_a_closed_group_says_so_once():
     assert repr(group) == "<WorkerGroup 'g': 1 x Worker on 'inline', ready>"
     group.close()
     assert repr(group) == "<WorkerGroup 'g': 1 x Worker on 'inline', closed>"
-
-
-def test_a_runtime_of_which_nobody_said_what_it_can_do_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(RUNTIMES, "mine", "nowhere:Runtime")
-    with pytest.raises(ConfigError, match="runtime 'mine' has a line in RUNTIMES and none in CAPABILITIES: add Capabilities"):
-        WorkerGroup(ResourcePool([1]), Worker, runtime="mine")

@@ -82,5 +82,5 @@ def test_the_placement_is_explained():
 
 
 def test_inline_refuses_an_environment_of_its_own():
-    with pytest.raises(UnsupportedByRuntime, match="environment of its own for workers"):
+    with pytest.raises(UnsupportedByRuntime, match="environment variables of the workers"):
         placing.start_group(config_of("runtime=inline", "worker_env.A=b"), Init(Worker), "policy", NodeSetup(()))

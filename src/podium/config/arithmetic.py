@@ -11,6 +11,7 @@ from podium.config.reading import write_value
 from podium.config.schema import ProfilerConfig, RunConfig
 from podium.errors import ConfigError
 from podium.parts import PartTable
+from podium.runtimes import Capability, capabilities_of, runtimes_with
 
 
 def rows_per_step(config: RunConfig) -> int:
@@ -67,7 +68,7 @@ def _place(table: PartTable, part: PartSettings) -> str:
 
 def _placement(config: RunConfig) -> list[str]:
     """Where the ranks go; which nodes there are, is known when the run starts."""
-    if config.runtime_name == "inline":
+    if not capabilities_of(config.runtime_name).own_processes:
         return []
     gpus = {None: "a GPU each, if the cluster has any", True: "a GPU each", False: "no GPU"}[config.use_gpu]
     return [f"{config.num_workers} ranks / {config.nodes} node(s) = {config.ranks_per_node} ranks on each node, {gpus}"]
@@ -109,15 +110,21 @@ def _unfit_ranks(config: RunConfig) -> list[str]:
             f"num_workers must be a multiple of nodes: {config.num_workers} / {config.nodes} leaves "
             f"{config.num_workers % config.nodes} ranks over; use num_workers={lower or config.nodes}"
         )
-    if config.num_workers > 1 and config.runtime_name == "inline":
-        reasons.append(f"runtime=inline has one process, num_workers={config.num_workers} needs collectives: use runtime=ray")
-    if config.worker_env and config.runtime_name == "inline":
+    runtime, can = config.runtime_name, capabilities_of(config.runtime_name)
+    if config.num_workers > 1 and not can.collectives:
+        able = _runtimes_with("collectives")
+        reasons.append(f"runtime={runtime} has one process, num_workers={config.num_workers} needs collectives: use {able}")
+    if config.worker_env and not can.worker_env:
         names = ", ".join(config.worker_env)
         reasons.append(
-            f"worker_env ({names}) needs processes of the ranks' own, and runtime=inline runs the rank in the driver's: use "
-            "runtime=ray, or set the variables in the shell that starts podium"
+            f"worker_env ({names}) needs processes of the ranks' own, and runtime={runtime} runs the rank in the driver's: use "
+            f"{_runtimes_with('worker_env')}, or set the variables in the shell that starts podium"
         )
     return reasons
+
+
+def _runtimes_with(capability: Capability) -> str:
+    return " or ".join(f"runtime={name}" for name in runtimes_with(capability))
 
 
 def _unfit_terms(config: RunConfig) -> list[str]:
@@ -147,12 +154,14 @@ def _without_effect(config: RunConfig) -> list[str]:
     actor, algorithm, reward = config.actor, config.algorithm, config.reward
     kl_loss, kl_reward = "actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"
     profiler = tuple(name for name in ProfilerConfig.model_fields if name != "tool")
+    can = capabilities_of(config.runtime_name)
     switches: list[tuple[str, Settings, tuple[str, ...], bool, str]] = [
         ("actor", actor, ("kl_loss_coef", "kl_loss_type"), actor.use_kl_loss, kl_loss),
         ("algorithm", algorithm, ("kl_coef", "kl_penalty"), algorithm.use_kl_in_reward, kl_reward),
         ("reward", reward, ("failure_value",), reward.on_failure == "value", "reward.on_failure=value"),
         ("profiler", config.profiler, profiler, config.profiler.tool != "none", "a profiler.tool"),
-        ("", config, ("nodes", "call_timeout_s", "start_timeout_s"), config.runtime_name == "ray", "runtime=ray"),
+        ("", config, ("nodes",), can.nodes, _runtimes_with("nodes")),
+        ("", config, ("call_timeout_s", "start_timeout_s"), can.timeouts, _runtimes_with("timeouts")),
     ]
     reasons = []
     for section, settings, fields, is_on, switch in switches:

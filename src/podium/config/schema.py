@@ -15,8 +15,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, mod
 
 from podium.config.base import Decay, Fraction, Json, KLKind, Paths, Positive, Scalar, Settings, Unbounded, as_tuple
 from podium.config.parts import SOURCES, PartOf, PartSettings, SourcedSettings
-from podium.errors import ConfigError
+from podium.errors import ConfigError, unknown_name
 from podium.parts import ENGINES, REWARDS, ROLLOUTS, TASKS, TRACKERS
+from podium.runtimes import CAPABILITIES, runtime_for
 
 
 def _not_float16(value: Any) -> Any:
@@ -28,6 +29,12 @@ def _not_float16(value: Any) -> Any:
 def _known_tool(value: Any) -> Any:
     if value in ("npu", "precision_debugger"):
         raise ValueError(f"{value} is for devices that Podium does not run on; the tools are torch, torch_memory, nsys, none")
+    return value
+
+
+def _known_runtime(value: str) -> str:
+    if value not in ("auto", *CAPABILITIES):
+        raise ValueError(unknown_name("runtime", value, ["auto", *CAPABILITIES]))
     return value
 
 
@@ -390,7 +397,7 @@ class RunConfig(Settings):
     """What the recipe shows and how long it takes, for `podium recipes`."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Root of every random stream of the run, as torch takes it."""
-    runtime: Literal["auto", "inline", "ray"] = "auto"
+    runtime: Annotated[str, AfterValidator(_known_runtime)] = "auto"
     """Where workers live: in this process, or as Ray actors; `auto` is inline for one worker and ray for more."""
     num_workers: Positive = 1
     """Ranks, on all nodes together."""
@@ -435,7 +442,7 @@ class RunConfig(Settings):
     @property
     def runtime_name(self) -> str:
         """`runtime` with `auto` resolved."""
-        return self.runtime if self.runtime != "auto" else ("inline" if self.num_workers == 1 else "ray")
+        return self.runtime if self.runtime != "auto" else runtime_for(self.num_workers)
 
     @property
     def ranks_per_node(self) -> int:

@@ -1,5 +1,6 @@
 """Calls over groups of workers: one driver program conducts, every rank runs the same code."""
 
+from podium.runtimes import CAPABILITIES, Capabilities
 from podium.single_controller.calls.futures import FutureList, GroupFuture
 from podium.single_controller.calls.group_call import GroupCall
 from podium.single_controller.calls.row_futures import DataProtoFuture
@@ -37,7 +38,6 @@ from podium.single_controller.routing.dispatch import (
 from podium.single_controller.routing.mesh import Mesh
 from podium.single_controller.routing.modes import Dispatch, DispatchMode, Execute, make_nd_compute_dataproto_dispatch_fn
 from podium.single_controller.routing.registration import MAGIC_ATTR, Registration
-from podium.single_controller.runtime import CAPABILITIES, Capabilities
 from podium.single_controller.worker import Worker
 from podium.single_controller.worker_group import WorkerGroup
 

@@ -15,11 +15,11 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch e
 from torch.distributed.constants import default_pg_timeout
 
 from podium.errors import ConfigError, DispatchError, RegistrationError, check_kind, nearest, unknown_name
+from podium.runtimes import require
 from podium.single_controller.rank.context import RankContext, current_context
 from podium.single_controller.rank.devices import collective_backend, own_device, use_device
 from podium.single_controller.register import register
 from podium.single_controller.routing.modes import Dispatch, Execute, check_mesh_name
-from podium.single_controller.runtime.capabilities import require
 
 R = TypeVar("R")
 REPORT_FIRST_S = 60.0
@@ -84,7 +84,7 @@ class Worker:
 
     def get_master_addr_port(self) -> tuple[str, str]:
         """Where the ranks meet, as (address, port). UnsupportedByRuntime where ranks do not run at the same time."""
-        require(self._rank_context.runtime, "collectives", "meeting point of ranks")
+        require(self._rank_context.runtime, "collectives", "a place where ranks meet")
         return str(self._rank_context.master_addr), str(self._rank_context.master_port)
 
     def get_cuda_visible_devices(self) -> str:

@@ -13,6 +13,7 @@ from podium.config import ModelConfig, ProfilerConfig, RunConfig, total_optimize
 from podium.errors import DataError
 from podium.models import load_tokenizer
 from podium.observability import Progress, Trackers, draw_curve
+from podium.runtimes import capabilities_of
 from podium.single_controller import Init, Worker, WorkerGroup
 from podium.tasks import Scorer, Task
 from podium.trainers.evaluation import evaluate, greedy
@@ -174,13 +175,13 @@ def _draw_curve(directory: RunDirectory) -> None:
 
 
 def _announce_start(config: RunConfig, progress: Progress) -> None:
-    if config.runtime_name == "ray":
-        progress.announce(f"starting {config.num_workers} Ray worker(s) on {config.nodes} node(s)")
+    if capabilities_of(config.runtime_name).own_processes:
+        progress.announce(f"starting {config.num_workers} {config.runtime_name} worker(s) on {config.nodes} node(s)")
 
 
 def _thread_watchers(config: RunConfig) -> list[Watcher]:
     """This process's CPU time tells of the ranks only where they live in it."""
-    return [ThreadsWait()] if config.runtime_name == "inline" else []
+    return [ThreadsWait()] if not capabilities_of(config.runtime_name).own_processes else []
 
 
 def _log_prob_watchers(config: RunConfig) -> list[Watcher]:

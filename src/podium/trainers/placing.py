@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from podium.config import RunConfig
 from podium.errors import NoRoomError, ResourceError
+from podium.runtimes import capabilities_of
 from podium.single_controller import Init, ResourcePool, Worker, WorkerGroup
 from podium.trainers.node_setup import NodeSetup
 from podium.trainers.threads import threads_per_rank
@@ -17,7 +18,6 @@ W = TypeVar("W", bound=Worker)
 def start_group(config: RunConfig, init: Init[W], name: str, setup: NodeSetup) -> WorkerGroup[W]:
     """The workers of a phase on `config.nodes`. ResourceError, in the words of the settings, where they have no room, or where
     a node is not as `setup` wants it."""
-    is_ray = config.runtime_name == "ray"
     try:
         return WorkerGroup(
             ResourcePool([config.ranks_per_node] * config.nodes, use_gpu=config.use_gpu),
@@ -25,7 +25,7 @@ def start_group(config: RunConfig, init: Init[W], name: str, setup: NodeSetup) -
             runtime=config.runtime_name,
             name=name,
             threads_per_rank=threads_per_rank(config),
-            call_timeout_s=config.call_timeout_s if is_ray else None,
+            call_timeout_s=config.call_timeout_s if capabilities_of(config.runtime_name).timeouts else None,
             start_timeout_s=config.start_timeout_s,
             worker_env=config.worker_env,
             node_setup=setup,

@@ -13,6 +13,7 @@ from podium.config import RunConfig, check, part_sections
 from podium.datasets import prompt_tokens, special_token_remarks
 from podium.errors import ConfigError, DataError, MissingExtraError
 from podium.models import check_model_path, load_model_config, load_tokenizer, row_limit
+from podium.runtimes import capabilities_of
 from podium.tasks import Problem, Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
 from podium.trainers.chain import check_chain, ppo_links, sft_links
 from podium.trainers.paths import anchored
@@ -36,7 +37,7 @@ def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) 
         if config.warmup.steps:
             check_chain(sft_links())
         check_chain(ppo_links(config))
-        if config.runtime_name == "inline":  # elsewhere the ranks may have the GPU that a tool needs
+        if not capabilities_of(config.runtime_name).own_processes:  # elsewhere the ranks may have the GPU that a tool needs
             DistProfiler(0, config.profiler)
     config = anchored(config)
     check_model_path(config.model)
@@ -137,8 +138,8 @@ def _check_extras(config: RunConfig) -> None:
         if (row := table.row(part.name)) is not None and row.package is not None:
             without = " (trainer.trackers=[] does without)" if path.startswith("trainer.trackers.") else ""
             needed[row.package] = (row.extra or row.package, f"the {table.kind} {part.name!r}{without}")
-    if config.runtime_name == "ray":
-        needed["ray"] = ("ray", f"runtime={config.runtime} with num_workers={config.num_workers}")
+    if package := capabilities_of(config.runtime_name).package:
+        needed[package] = (package, f"runtime={config.runtime} with num_workers={config.num_workers}")
     if config.trainer.curve:
         needed["matplotlib"] = ("plot", "trainer.curve=true (trainer.curve=false does without)")
     missing = {package.replace("_", "-"): why for package, why in needed.items() if find_spec(package) is None}

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from podium.errors import ConfigError, UnsupportedByRuntime, check_kind
+from podium.runtimes import capabilities_of, require
 from podium.single_controller.processes.deferred import DeferredCall, DeferredCalls
 from podium.single_controller.processes.in_flight import InFlightCalls, Unread
 from podium.single_controller.processes.lifecycle import Lifecycle, State
@@ -28,7 +29,6 @@ from podium.single_controller.runtime.base import (
     build_runtime,
     checked_start_timeout,
 )
-from podium.single_controller.runtime.capabilities import CAPABILITIES, require
 
 DEFAULT_CALL_TIMEOUT_S = 3600.0
 """Every wait has a limit. An hour is longer than any step, so it ends hangs and nothing else."""
@@ -111,7 +111,7 @@ class WorkerProcesses:
     def address(self) -> Address:
         """What `reached` needs in another process. UnsupportedByRuntime where no other process can reach the ranks."""
         self.lifecycle.check_open(f"pass group {self.name!r} on")
-        require(self.runtime_name, "own_processes", f"group that another process can call (group {self.name!r})")
+        require(self.runtime_name, "own_processes", f"calls from another process (to group {self.name!r})")
         options = {"slow_after_s": self._slow_after_s, "auto_padding": self.auto_padding, "call_timeout_s": self._call_timeout_s}
         return Address(self.runtime_name, self.spec.worker_class, self.runtime.address(), options)
 
@@ -207,7 +207,7 @@ class WorkerProcesses:
         Calls that are under way end with GroupClosedError. When a rank cannot be built, all are ended: the group is
         broken, and may be restarted again.
         """
-        require(self.runtime_name, "restart", "restart of ranks")
+        require(self.runtime_name, "restart", "a restart of ranks")
         self.lifecycle.check_open(f"restart group {self.name!r}")
         if not self._is_owner:
             raise UnsupportedByRuntime(
@@ -254,7 +254,7 @@ class WorkerProcesses:
         self._handles = None
         self._keeper: Keeper | None = None
         self._when_dropped: weakref.finalize[..., Any] | None = None
-        if CAPABILITIES[self.runtime_name].own_processes and not self.spec.detached:
+        if capabilities_of(self.runtime_name).own_processes and not self.spec.detached:
             self._keeper = Keeper()  # nothing that the runtime holds leads to it: else it would never be collected
             self._when_dropped = weakref.finalize(self._keeper, _close_behind, self.runtime)
             self._when_dropped.atexit = False  # with its driver a runtime ends by itself
@@ -293,7 +293,7 @@ class WorkerProcesses:
         check_kind("a time limit", timeout_s, (int, float), "a number of seconds or None")
         if not timeout_s > 0:
             raise ConfigError(f"a time limit is more than 0 seconds, got {timeout_s:g}")
-        require(self.runtime_name, "timeouts", f"time limit for calls (asked for: {timeout_s:g} s)")
+        require(self.runtime_name, "timeouts", f"a time limit for calls (asked for: {timeout_s:g} s)")
         return timeout_s
 
 

@@ -16,10 +16,10 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from podium.cores import num_cores
-from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime, WorkerError, check_kind, unknown_name
+from podium.errors import ConfigError, ResourceError, UnsupportedByRuntime, WorkerError, check_kind
+from podium.runtimes import capabilities_of
 from podium.single_controller.placement.resource_pool import ResourcePool
 from podium.single_controller.rank.context import RankContext
-from podium.single_controller.runtime.capabilities import CAPABILITIES
 from podium.single_controller.runtime.diagnostics import Diagnostics
 
 CONSTRUCTOR = "__init__"
@@ -93,7 +93,7 @@ class GroupSpec:
                 local_world_size=local_world_size,
                 threads=self.threads_on(cores, local_world_size),
                 device_type=DEVICES[self.pool.use_gpu],
-                call_timeout_s=self.call_timeout_s if CAPABILITIES[runtime].timeouts else None,
+                call_timeout_s=self.call_timeout_s if capabilities_of(runtime).timeouts else None,
             )
             for rank, (local_rank, local_world_size) in enumerate(places)
         ]
@@ -238,27 +238,11 @@ class Runtime(ABC):
         in the order in which they are given, the ranks of each in their own order.
         `timeout_s` is how long they may take to answer.
         """
-        raise UnsupportedByRuntime("this runtime has no groups that outlive their driver")
-
-
-RUNTIMES: dict[str, str] = {
-    "inline": "podium.single_controller.runtime.inline:InlineRuntime",
-    "ray": "podium.single_controller.runtime.ray:RayRuntime",
-}
+        raise UnsupportedByRuntime("groups of this runtime end with their driver")
 
 
 def build_runtime(name: str) -> Runtime:
-    """A runtime for one group. MissingExtraError when its package is not installed.
-
-    ConfigError for an unknown name, and for one of which nobody has said what it can do (`CAPABILITIES`).
-    """
-    check_kind("runtime", name, str, "the name of a runtime")
-    if name not in RUNTIMES:
-        raise ConfigError(unknown_name("runtime", name, RUNTIMES))
-    if name not in CAPABILITIES:
-        raise ConfigError(
-            f"runtime {name!r} has a line in RUNTIMES and none in CAPABILITIES: add Capabilities(...), which says what it can do"
-        )
-    module, _, class_name = RUNTIMES[name].partition(":")
+    """A runtime for one set of worker processes. ConfigError for an unknown name, MissingExtraError without its package."""
+    module, _, class_name = capabilities_of(name).implementation.partition(":")
     runtime: Runtime = getattr(import_module(module), class_name)()
     return runtime

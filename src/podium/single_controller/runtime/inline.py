@@ -17,6 +17,7 @@ from podium.errors import DispatchError, GroupClosedError, UnsupportedByRuntime,
 from podium.protocol.bodies import HeldBody
 from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import parted_result
+from podium.runtimes import require
 from podium.single_controller.rank.context import RankContext
 from podium.single_controller.rank.failures import setup_failure, worker_error
 from podium.single_controller.rank.user_code import call_method, called_as, run_as_rank
@@ -31,7 +32,6 @@ from podium.single_controller.runtime.base import (
     by_rank,
     nodes_not_ready,
 )
-from podium.single_controller.runtime.capabilities import require
 from podium.single_controller.runtime.copies import detached_copy
 from podium.single_controller.runtime.diagnostics import Diagnostics
 from podium.single_controller.runtime.payload import pack, unpack
@@ -157,6 +157,6 @@ def _read(argument: Any, call: RankCall) -> Any:
 
 def _refuse_what_needs_processes(spec: GroupSpec) -> None:
     if spec.worker_env:
-        require("inline", "worker_env", f"environment of its own for workers ({', '.join(spec.worker_env)})")
+        require("inline", "worker_env", f"environment variables of the workers ({', '.join(spec.worker_env)})")
     if spec.detached:
-        require("inline", "detached", "group that outlives the driver")
+        require("inline", "detached", "groups that outlive their driver")
