@@ -11,11 +11,13 @@ SURFACE = {
         __version__
     """,
     "podium.algorithms": """
-        Aggregation KLTerm KL_ESTIMATORS Loss LossSum PolicyLoss SFTLoss TokenOutputs group_ids grpo_advantages kl_estimates
-        kl_of_rows logprobs_and_entropies
+        AdvantageEstimator Advantages Aggregation ENTROPIES GRPO GroupStatistics KLTerm KL_ESTIMATORS LOG_PROBS Loss LossSum
+        Outputs PPOClip PolicyLoss PolicyTokens RLOO Reinforce RewardedRows SFTLoss Surrogate group_ids kl_estimates kl_of_rows
+        kl_of_tokens logprobs_and_entropies output_of within_counted
     """,
     "podium.checkpoint": """
-        Checkpoint CheckpointStore FileEntry Manifest Saver WrittenFiles file_entry load_state save_state sync write_manifest
+        Checkpoint CheckpointStore FileEntry Manifest Saver WrittenFiles file_entry load_roles load_state save_roles save_state
+        sync write_manifest
     """,
     "podium.compat.verl": """
         ClassWithInitArgs collect_all_to_all collect_dp_compute_data_proto collect_nd_compute_dataproto
@@ -28,8 +30,9 @@ SURFACE = {
         sort_placement_group_by_node_ip split_resource_pool SubRayResourcePool update_dispatch_mode Worker WorkerGroup
     """,
     "podium.config": """
-        ActorConfig AlgorithmConfig EngineConfig FSDP2Config HFRolloutConfig Json ModelConfig OptimConfig PartOf PartSettings
-        ProfilerConfig RefConfig RewardConfig RolloutConfig RunConfig SamplingConfig Settings TaskConfig TrackerConfig
+        ActorConfig AdvantageConfig AlgorithmConfig EngineConfig FSDP2Config GRPOConfig HFRolloutConfig Json ModelConfig
+        OptimConfig PPOClipConfig PartOf PartSettings PolicyLossConfig ProfilerConfig RefConfig RewardConfig RolloutConfig
+        RunConfig SamplingConfig Settings TaskConfig TrackerConfig
         TrainerConfig WarmupConfig check explain optimizer_steps_per_step part_sections read_yaml resolve rows_per_step
         settings_called sources_of to_yaml total_optimizer_steps with_absolute_names write_value
     """,
@@ -50,8 +53,8 @@ SURFACE = {
         Tracker Trackers VALIDATION_SCORE WARMUP_LOSS draw_curve read_rows
     """,
     "podium.parts": """
-        ENGINES PartTable REWARDS ROLLOUTS Row SourceFile Sources TASKS TRACKERS edited read_sources split_name
-        write_sources
+        ADVANTAGE_ESTIMATORS ENGINES POLICY_LOSSES PartTable REWARDS ROLLOUTS Row SourceFile Sources TASKS TRACKERS TRAINERS
+        edited read_sources split_name write_sources
     """,
     "podium.protocol": """
         AUTO_PADDING_KEY Batch DataProto DataProtoItem Field Mergeable MetaPolicy PADDING_ROWS_KEY all_gather_data_proto
@@ -83,14 +86,14 @@ SURFACE = {
         CALL_CHECKS LIFE_CHECKS check_runtime contract_group
     """,
     "podium.trainers": """
-        PPOTrainer RunDirectory SFTTrainer Scores Session evaluate_model run
+        PPOTrainer RunDirectory SFTTrainer Scores Session Trainer TrainerContext evaluate_model run
     """,
     "podium.weights": """
         copy_weights named_weights
     """,
     "podium.workers": """
         ActorRolloutRefWorker DistProfiler DistProfilerExtension FIELDS PolicySpec Role
-        TrainingSpec TrainingWorker
+        TrainingSpec TrainingWorker policy_loss
     """,
 }
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from podium.algorithms import Aggregation, KLTerm, LossSum, PolicyLoss, SFTLoss, TokenOutputs
+from podium.algorithms import Aggregation, KLTerm, LossSum, PolicyLoss, SFTLoss
 from podium.algorithms.aggregation import AggregationMode
 from podium.errors import DataError
 from podium.protocol import DataProto
-from tests.algorithms.builders import policy_batch
+from tests.algorithms.builders import clipped, outputs, policy_batch
 
-LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3)
+LOSS = clipped(0.2, 0.3)
 
 
 def run(loss: PolicyLoss | SFTLoss, logprobs: list[float] | Tensor, batch: DataProto) -> tuple[LossSum, list[float]]:
     """The loss and the gradient of its sum for each token's log-prob."""
     leaf = torch.as_tensor(logprobs, dtype=torch.float64).clone().requires_grad_()
-    found = loss(TokenOutputs(leaf), batch)
+    found = loss(outputs(leaf), batch)
     found.total.backward()
     assert leaf.grad is not None
     return found, leaf.grad.tolist()
@@ -71,7 +71,7 @@ def test_a_step_against_the_gradient_makes_good_tokens_likelier() -> None:
 def test_two_rows_in_each_mode(mode: AggregationMode, value: float, gradient: list[float]) -> None:
     """G2: advantages 2 and 1, all ratios 1, one token masked; loss and gradient of sum over count."""
     batch = policy_batch([[1, 0], [1, 1]], [[-1.0, -5.0], [-1.0, -2.0]], [[2.0, 2.0], [1.0, 1.0]])
-    found, gradients = run(PolicyLoss(0.2, 0.3, Aggregation(mode)), [-1.0, -3.0, -1.0, -2.0], batch)
+    found, gradients = run(clipped(0.2, 0.3, Aggregation(mode)), [-1.0, -3.0, -1.0, -2.0], batch)
     assert float(found.total.detach()) / found.count == pytest.approx(value, abs=1e-12)
     assert [item / found.count for item in gradients] == pytest.approx(gradient, abs=1e-12)
 
@@ -101,14 +101,14 @@ def test_no_kept_tokens_is_a_loss_of_zero_with_a_graph() -> None:
     found, gradients = run(LOSS, [-1.0, -2.0], policy_batch([[0, 0]], [[0.0, math.nan]], [[1.0, math.nan]]))
     assert (float(found.total.detach()), found.count, gradients) == (0.0, 0.0, [0.0, 0.0])
     assert found.metrics.to_floats() == {"log_ratio_abs_max": 0.0}
-    empty = LOSS(TokenOutputs(torch.empty(0)), policy_batch([], [], []))
+    empty = LOSS(outputs(torch.empty(0)), policy_batch([], [], []))
     assert (float(empty.total), empty.count) == (0.0, 0.0)
 
 
 def test_rows_of_zero_advantage_need_no_computing_only_when_they_may_be_dropped() -> None:
     batch = policy_batch([[1], [1, 1], [], [1]], [[0.0], [0.0, 0.0], [], [0.0]], [[0.0], [0.0, -1.0], [], [2.0]])
     assert LOSS.is_needed(batch).tolist() == [True] * 4
-    dropping = PolicyLoss(0.2, 0.3, drop_zero_advantage=True)
+    dropping = clipped(0.2, 0.3, drop_zero_advantage=True)
     assert dropping.is_needed(batch).tolist() == [False, True, False, True]
     assert dropping.is_needed(policy_batch([[1]], [[0.0]], [[0.0]])).tolist() == [False]
     assert dropping.count(batch) == LOSS.count(batch) == 4.0
@@ -117,7 +117,7 @@ def test_rows_of_zero_advantage_need_no_computing_only_when_they_may_be_dropped(
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
 def test_a_dropped_row_has_zero_gradient_and_adds_to_the_count(mode: AggregationMode) -> None:
     batch = policy_batch([[1, 1], [1]], [[-1.0, -2.0], [-3.0]], [[0.0, 0.0], [1.5]])
-    loss = PolicyLoss(0.2, 0.3, Aggregation(mode), drop_zero_advantage=True)
+    loss = clipped(0.2, 0.3, Aggregation(mode), drop_zero_advantage=True)
     whole, gradients = run(loss, [-1.5, -2.5, -3.0], batch)
     needed = loss.is_needed(batch)
     part, part_gradients = run(loss, [-3.0], batch[needed])
@@ -142,7 +142,7 @@ def test_likelihood_of_the_kept_tokens() -> None:
 @pytest.mark.parametrize("cut", [[4], [2, 2], [1, 3], [1, 1, 1, 1]])
 def test_the_loss_is_the_same_in_however_many_micro_batches(mode: AggregationMode, cut: list[int]) -> None:
     """Field report G3: four rows at ratio 1 with advantages 1, 2, 3, -2 have the loss -1, also in four parts, and not -4."""
-    loss = PolicyLoss(0.2, 0.3, Aggregation(mode, 1.0 if mode == "seq-mean-token-sum-norm" else None))
+    loss = clipped(0.2, 0.3, Aggregation(mode, 1.0 if mode == "seq-mean-token-sum-norm" else None))
     advantages = [1.0, 2.0, 3.0, -2.0]
     batch = policy_batch([[1]] * 4, [[-1.0]] * 4, [[advantage] for advantage in advantages])
     count, value, gradients, start = loss.count(batch), 0.0, list[float](), 0
@@ -168,10 +168,10 @@ def test_a_column_of_other_lengths_or_none_is_named(key: str) -> None:
     good, other = (policy_batch(mask, mask, mask) for mask in ([[1, 1], [1]], [[1], [1, 1]]))
     taken = good.pop([key])
     with pytest.raises(DataError, match=rf"the loss needs the column '{key}'; there are: .*responses"):
-        LOSS(TokenOutputs(torch.zeros(3)), good)
+        LOSS(outputs(torch.zeros(3)), good)
     good.union(other.select([key]))
     with pytest.raises(DataError, match=f"row 0 of column '{key}' must have 2 tokens as in 'responses', got 1"):
-        LOSS(TokenOutputs(torch.zeros(3)), good)
+        LOSS(outputs(torch.zeros(3)), good)
     assert len(taken) == 2
 
 
@@ -181,7 +181,7 @@ def test_a_dense_column_of_more_than_one_value_a_row_is_refused() -> None:
     with pytest.raises(
         DataError, match=r"column 'advantages' must be \[B\] or jagged \[B, \*\], got a dense one of shape \[2, 3\]"
     ):
-        LOSS(TokenOutputs(torch.zeros(3)), batch)
+        LOSS(outputs(torch.zeros(3)), batch)
 
 
 @pytest.mark.parametrize("key", ["response_mask", "old_log_probs", "ref_log_prob"])
@@ -190,13 +190,13 @@ def test_one_number_a_row_is_not_taken_for_that_of_each_token(key: str) -> None:
     batch = policy_batch([[1, 1], [1]], [[0.0, 0.0], [0.0]], [[1.0, 1.0], [1.0]])
     batch.batch["ref_log_prob"] = batch.batch["old_log_probs"]
     batch.batch[key] = torch.zeros(2)
-    loss = PolicyLoss(0.1, 0.2, kl=KLTerm(0.1))
+    loss = clipped(0.1, 0.2, kl=KLTerm(0.1))
     with pytest.raises(DataError, match=rf"column '{key}' must be jagged \[B, \*\], got a dense one of shape \[2\]"):
-        loss(TokenOutputs(torch.zeros(3)), batch)
+        loss(outputs(torch.zeros(3)), batch)
 
 
 def test_losses_pickle_and_do_not_share_their_defaults() -> None:
-    for loss in (LOSS, SFTLoss(), PolicyLoss(0.1, 0.2, Aggregation("seq-mean-token-sum"), drop_zero_advantage=True)):
+    for loss in (LOSS, SFTLoss(), clipped(0.1, 0.2, Aggregation("seq-mean-token-sum"), drop_zero_advantage=True)):
         assert pickle.loads(pickle.dumps(loss)) == loss
     first, second = LossSum(torch.zeros(()), 1.0, {}), LossSum(torch.zeros(()), 1.0, {})
     assert first.metrics is not second.metrics
@@ -206,7 +206,7 @@ def test_losses_pickle_and_do_not_share_their_defaults() -> None:
 def test_a_ratio_beyond_float32_leaves_the_gradient_finite(advantage: float) -> None:
     """exp(100) overflows float32, and inf times a zero gradient would be NaN; beyond the clamp the ratio is constant."""
     leaf = torch.tensor([99.0], requires_grad=True)
-    found = LOSS(TokenOutputs(leaf), policy_batch([[1]], [[-1.0]], [[advantage]], dtype=torch.float32))
+    found = LOSS(outputs(leaf), policy_batch([[1]], [[-1.0]], [[advantage]], dtype=torch.float32))
     found.total.backward()
     assert leaf.grad is not None
     assert leaf.grad.tolist() == [0.0]

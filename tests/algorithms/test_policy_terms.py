@@ -7,14 +7,15 @@ import pickle
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from podium.algorithms import Aggregation, KLTerm, LossSum, PolicyLoss, TokenOutputs
+from podium.algorithms import Aggregation, KLTerm, LossSum, PolicyLoss
 from podium.errors import ConfigError, DataError
 from podium.protocol import DataProto
-from tests.algorithms.builders import policy_batch
+from tests.algorithms.builders import clipped, outputs, policy_batch
 
-DUAL = PolicyLoss(0.2, 0.3, clip_c=3.0)
+DUAL = clipped(0.2, 0.3, clip_c=3.0)
 
 
 def with_ref(batch: DataProto, ref: list[list[float]]) -> DataProto:
@@ -28,7 +29,7 @@ def run(
     """The loss, and the gradients of its sum for each token's log-prob and entropy."""
     leaf = torch.tensor(logprobs, dtype=torch.float64, requires_grad=True)
     other = None if entropies is None else torch.tensor(entropies, dtype=torch.float64, requires_grad=True)
-    found = loss(TokenOutputs(leaf, other), batch)
+    found = loss(outputs(leaf, other), batch)
     found.total.backward()
     return found, _gradient(leaf), [] if other is None else _gradient(other)
 
@@ -67,13 +68,13 @@ def test_the_dual_clip_is_counted_by_itself() -> None:
     logprobs = [math.log(ratio) - 1.0 for ratio in ratios]
     floats = run(DUAL, logprobs, batch)[0].metrics.to_floats()
     assert (floats["pg_clipfrac_lower"], floats["pg_clipfrac"]) == (0.25, 0.5)
-    assert "pg_clipfrac_lower" not in run(PolicyLoss(0.2, 0.3), logprobs, batch)[0].metrics
+    assert "pg_clipfrac_lower" not in run(clipped(0.2, 0.3), logprobs, batch)[0].metrics
 
 
 @pytest.mark.parametrize("clip_c", [1.0, 0.5, math.nan])
 def test_a_dual_clip_of_one_or_less_is_refused(clip_c: float) -> None:
-    with pytest.raises(ConfigError, match="clip_c must be more than 1"):
-        PolicyLoss(0.2, 0.3, clip_c=clip_c)
+    with pytest.raises(ValidationError, match="clip_c"):
+        clipped(0.2, 0.3, clip_c=clip_c)
 
 
 # -- KL and entropy ---------------------------------------------------------------------------------------------------
@@ -84,7 +85,7 @@ def test_all_terms_by_hand() -> None:
     batch = with_ref(
         policy_batch([[1, 0], [1, 1]], [[-1.0, 0.0], [-1.0, -2.0]], [[2.0, 9.0], [1.0, -1.0]]), [[-1.5, 7.0], [0.0, -2.0]]
     )
-    loss = PolicyLoss(0.2, 0.3, kl=KLTerm(0.1, "k2"), entropy_coeff=0.01)
+    loss = clipped(0.2, 0.3, kl=KLTerm(0.1, "k2"), entropy_coeff=0.01)
     found, gradients, entropy_gradients = run(loss, [-1.0, -5.0, -1.0, -2.0], batch, [1.0, 50.0, 2.0, 4.0])
     assert found.terms == pytest.approx({"pg_loss": -2.0, "entropy_loss": 7.0, "kl_loss": 0.625})
     assert found.count == 3.0
@@ -108,7 +109,7 @@ def test_all_terms_are_aggregated_alike(aggregation: Aggregation, pg: float, kl:
     batch = with_ref(
         policy_batch([[1, 0], [1, 1]], [[-1.0, 0.0], [-1.0, -2.0]], [[2.0, 9.0], [1.0, -1.0]]), [[-1.5, 7.0], [0.0, -2.0]]
     )
-    loss = PolicyLoss(0.2, 0.3, aggregation, kl=KLTerm(0.1, "k2"), entropy_coeff=0.01)
+    loss = clipped(0.2, 0.3, aggregation, kl=KLTerm(0.1, "k2"), entropy_coeff=0.01)
     found, _, _ = run(loss, [-1.0, -5.0, -1.0, -2.0], batch, [1.0, 50.0, 2.0, 4.0])
     terms = {name: value / found.count for name, value in found.terms.items()}
     assert terms == pytest.approx({"pg_loss": pg, "entropy_loss": entropy, "kl_loss": kl})
@@ -118,7 +119,7 @@ def test_all_terms_are_aggregated_alike(aggregation: Aggregation, pg: float, kl:
 def test_the_signs_of_the_terms() -> None:
     """Against the gradient: the entropy rises, and log-probs go towards the reference."""
     batch = with_ref(policy_batch([[1, 1]], [[-1.0, -1.0]], [[0.0, 0.0]]), [[-2.0, -0.5]])
-    loss = PolicyLoss(0.2, 0.3, kl=KLTerm(1.0), entropy_coeff=1.0)
+    loss = clipped(0.2, 0.3, kl=KLTerm(1.0), entropy_coeff=1.0)
     _, (above, below), entropies = run(loss, [-1.0, -1.0], batch, [1.0, 1.0])
     assert below < 0 < above
     assert entropies == [-1.0, -1.0]
@@ -127,7 +128,7 @@ def test_the_signs_of_the_terms() -> None:
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_what_is_under_the_mask_is_not_read(poison: float) -> None:
     """G9: reference log-probs, log-probs and entropies."""
-    loss = PolicyLoss(0.2, 0.3, clip_c=3.0, kl=KLTerm(0.5, "k3"), entropy_coeff=0.1)
+    loss = clipped(0.2, 0.3, clip_c=3.0, kl=KLTerm(0.5, "k3"), entropy_coeff=0.1)
     found, gradients, entropy_gradients = run(
         loss, [-1.0, poison], with_ref(policy_batch([[1, 0]], [[-1.5, poison]], [[1.0, poison]]), [[-2.0, poison]]), [1.0, poison]
     )
@@ -138,9 +139,9 @@ def test_what_is_under_the_mask_is_not_read(poison: float) -> None:
 
 def test_a_coefficient_of_zero_reports_and_changes_nothing() -> None:
     batch = with_ref(policy_batch([[1, 1]], [[-1.0, -1.0]], [[1.0, -1.0]]), [[-math.inf, -1.0]])
-    loss = PolicyLoss(0.2, 0.3, kl=KLTerm(0.0, "k1"), calculate_entropy=True)
+    loss = clipped(0.2, 0.3, kl=KLTerm(0.0, "k1"), calculate_entropy=True)
     found, gradients, entropies = run(loss, [-1.0, -1.2], batch, [1.0, 3.0])
-    plain, expected, _ = run(PolicyLoss(0.2, 0.3), [-1.0, -1.2], batch)
+    plain, expected, _ = run(clipped(0.2, 0.3), [-1.0, -1.2], batch)
     assert (float(found.total.detach()), gradients) == (float(plain.total.detach()), expected)
     assert entropies == [0.0, 0.0]
     assert (found.terms["kl_loss"], found.metrics["entropy"].value) == (math.inf, 2.0)
@@ -150,7 +151,7 @@ def test_a_coefficient_of_zero_reports_and_changes_nothing() -> None:
 def test_tokens_beyond_the_formula_are_counted() -> None:
     """H6: where k3 goes on along its tangent."""
     batch = with_ref(policy_batch([[1, 1, 1, 0]], [[-1.0] * 4], [[0.0] * 4]), [[-1.0, 25.0, -99.0, 99.0]])
-    found, gradients, _ = run(PolicyLoss(0.2, 0.3, kl=KLTerm(1.0)), [-1.0, -1.0, -1.0, -1.0], batch)
+    found, gradients, _ = run(clipped(0.2, 0.3, kl=KLTerm(1.0)), [-1.0, -1.0, -1.0, -1.0], batch)
     assert found.metrics["kl_clipfrac"].value == pytest.approx(1 / 3)
     assert gradients[1] < -1e8
 
@@ -161,26 +162,26 @@ def test_tokens_beyond_the_formula_are_counted() -> None:
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
-        (PolicyLoss(0.2, 0.3), False),
-        (PolicyLoss(0.2, 0.3, calculate_entropy=True), True),
-        (PolicyLoss(0.2, 0.3, entropy_coeff=0.1), True),
+        (clipped(0.2, 0.3), ("log_probs",)),
+        (clipped(0.2, 0.3, calculate_entropy=True), ("log_probs", "entropies")),
+        (clipped(0.2, 0.3, entropy_coeff=0.1), ("log_probs", "entropies")),
     ],
 )
-def test_entropies_are_asked_for_only_where_they_are_used(loss: PolicyLoss, expected: bool) -> None:
-    assert loss.needs_entropy is expected
-    if expected:
-        with pytest.raises(DataError, match="the loss needs entropies"):
-            loss(TokenOutputs(torch.zeros(1)), policy_batch([[1]], [[0.0]], [[0.0]]))
+def test_entropies_are_asked_for_only_where_they_are_used(loss: PolicyLoss, expected: tuple[str, ...]) -> None:
+    assert loss.outputs == expected
+    if "entropies" in expected:
+        with pytest.raises(DataError, match="the loss reads the output 'entropies' of the model, got log_probs"):
+            loss(outputs(torch.zeros(1)), policy_batch([[1]], [[0.0]], [[0.0]]))
 
 
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
-        (PolicyLoss(0.2, 0.3, drop_zero_advantage=True, clip_c=3.0), [False, True]),
-        (PolicyLoss(0.2, 0.3, drop_zero_advantage=True, calculate_entropy=True), [False, True]),
-        (PolicyLoss(0.2, 0.3, drop_zero_advantage=True, kl=KLTerm(0.0)), [True, True]),
-        (PolicyLoss(0.2, 0.3, drop_zero_advantage=True, kl=KLTerm(0.1)), [True, True]),
-        (PolicyLoss(0.2, 0.3, drop_zero_advantage=True, entropy_coeff=0.1), [True, True]),
+        (clipped(0.2, 0.3, drop_zero_advantage=True, clip_c=3.0), [False, True]),
+        (clipped(0.2, 0.3, drop_zero_advantage=True, calculate_entropy=True), [False, True]),
+        (clipped(0.2, 0.3, drop_zero_advantage=True, kl=KLTerm(0.0)), [True, True]),
+        (clipped(0.2, 0.3, drop_zero_advantage=True, kl=KLTerm(0.1)), [True, True]),
+        (clipped(0.2, 0.3, drop_zero_advantage=True, entropy_coeff=0.1), [True, True]),
     ],
 )
 def test_rows_of_zero_advantage_are_kept_where_another_term_concerns_them(loss: PolicyLoss, expected: list[bool]) -> None:
@@ -195,7 +196,7 @@ def test_rows_of_zero_advantage_are_kept_where_another_term_concerns_them(loss: 
 def test_metrics_are_the_same_whether_or_not_rows_were_dropped() -> None:
     """An engine computes one such row where nothing else is left, and on as many ranks as that holds for."""
     batch = policy_batch([[1, 1], [1, 0]], [[-1.0, -2.0], [-1.0, 0.0]], [[0.0, 0.0], [-2.0, -2.0]])
-    loss = PolicyLoss(0.2, 0.3, drop_zero_advantage=True, clip_c=1.5, calculate_entropy=True)
+    loss = clipped(0.2, 0.3, drop_zero_advantage=True, clip_c=1.5, calculate_entropy=True)
     whole, _, _ = run(loss, [-5.0, -9.0, -0.5, -7.0], batch, [1.0, 2.0, 3.0, 4.0])
     part, _, _ = run(loss, [-0.5, -7.0], batch[[1]], [3.0, 4.0])
     assert whole.metrics == part.metrics
@@ -209,7 +210,7 @@ def test_metrics_are_the_same_whether_or_not_rows_were_dropped() -> None:
 
 def test_a_reference_that_is_missing_is_named() -> None:
     with pytest.raises(DataError, match="the loss needs the column 'ref_log_prob'"):
-        run(PolicyLoss(0.2, 0.3, kl=KLTerm(0.1)), [-1.0], policy_batch([[1]], [[-1.0]], [[0.0]]))
+        run(clipped(0.2, 0.3, kl=KLTerm(0.1)), [-1.0], policy_batch([[1]], [[-1.0]], [[0.0]]))
 
 
 def test_an_unknown_estimator_is_refused_at_once() -> None:
@@ -218,13 +219,13 @@ def test_an_unknown_estimator_is_refused_at_once() -> None:
 
 
 def test_the_loss_pickles() -> None:
-    loss = PolicyLoss(0.2, 0.3, Aggregation("seq-mean-token-sum-norm", 8.0), True, 3.0, 0.1, True, KLTerm(0.1, "k3+"))
+    loss = clipped(*(0.2, 0.3, Aggregation("seq-mean-token-sum-norm", 8.0)), clip_c=3.0, entropy_coeff=0.1, kl=KLTerm(0.1, "k3+"))
     assert pickle.loads(pickle.dumps(loss)) == loss
 
 
 def test_no_rows_are_a_loss_of_zero_with_a_graph() -> None:
-    loss = PolicyLoss(0.2, 0.3, clip_c=3.0, kl=KLTerm(0.1), entropy_coeff=0.1)
+    loss = clipped(0.2, 0.3, clip_c=3.0, kl=KLTerm(0.1), entropy_coeff=0.1)
     leaf = torch.empty(0, requires_grad=True)
-    found = loss(TokenOutputs(leaf, leaf * 2), with_ref(policy_batch([], [], []), []))
+    found = loss(outputs(leaf, leaf * 2), with_ref(policy_batch([], [], []), []))
     found.total.backward()
     assert (float(found.total.detach()), found.count, found.metrics.to_floats()) == (0.0, 0.0, {"log_ratio_abs_max": 0.0})

@@ -130,10 +130,10 @@ def test_a_resumed_run_takes_overrides_and_names_edits(tmp_path):
     assert longer.returncode == 0, longer.stderr
     assert "trainer.total_steps: was 1, is 2" in longer.stderr
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
-    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("clip_ratio_high: 0.28", "clip_ratio_high: 0.3"))
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("clip_high: 0.28", "clip_high: 0.3"))
     edited = podium("train", "--resume", str(run))
     assert edited.returncode == 2
-    assert "actor.clip_ratio_high: was 0.28, is 0.3" in edited.stderr
+    assert "actor.loss.clip_high: was 0.28, is 0.3" in edited.stderr
     assert "Traceback" not in edited.stderr
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from podium import recipes
-from podium.algorithms import SFTLoss
+from podium.algorithms import PolicyLoss, SFTLoss
 from podium.cli.main import app
 from podium.config import RunConfig, resolve
 from podium.datasets import batches, supervised_batch
@@ -309,7 +309,7 @@ def policy(config: RunConfig) -> Shown:
     """The workers of RL as they were built, and their optimizer."""
 
     def look(trainer: PPOTrainer) -> Shown:
-        worker = trainer.policy._group.workers[0]
+        worker = trainer.actor._group.workers[0]
         engine, model = worker.actor.engine, worker.actor.engine.model
         ref = worker.ref.engine.model if worker.role == "actor_rollout_ref" else None
         return {
@@ -320,7 +320,7 @@ def policy(config: RunConfig) -> Shown:
             "ref.hidden_size": ref.config.hidden_size if ref else None,
             "weights": [weight.sum().item() for weight in model.parameters()],
             "seed": engine._seed,
-            "loss": {**asdict(worker.actor._loss), "kl": worker.actor._loss.kl},
+            "loss": loss_of(worker.actor._loss),
             "steps": (trainer.session.total_steps, engine._total_steps),
             "prompts": trainer.sampler.rows(0),
             "decoded_at_once": [len(rows) for rows in worker.rollout._batches(torch.tensor([2, 2]), 2)],
@@ -330,14 +330,21 @@ def policy(config: RunConfig) -> Shown:
     return looked_at(config, PPOTrainer, look)
 
 
+def loss_of(loss: PolicyLoss) -> Shown:
+    """The settings of the policy's loss: those of its surrogate beside its own."""
+    terms = {name: value for name, value in asdict(loss).items() if name != "surrogate"}
+    return {**terms, **loss.surrogate.settings.model_dump(exclude={"name"}), "kl": loss.kl}
+
+
 @cached
 def step(config: RunConfig) -> Shown:
     """What one step of RL does."""
 
     def look(trainer: PPOTrainer) -> Shown:
         trainer.sync()
-        engine = trainer.policy._group.workers[0].actor.engine
-        recorded = trainer.policy = Recorded(trainer.policy)
+        engine = trainer.actor._group.workers[0].actor.engine
+        recorded = trainer.actor = trainer.generator = Recorded(trainer.actor)
+        trainer.reference = trainer.reference and recorded
         future = trainer.score(trainer.rollout(1))
         future = trainer.advantages(trainer.log_probs(future, 2), 1)  # the first step compares log-probs in any case
         trainer.update(future)

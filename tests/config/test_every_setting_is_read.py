@@ -84,7 +84,7 @@ FILES = ("task.name=null", "task.num_train=null", "task.num_validation=null", "t
 OWN = (*FILES, "task.train_files=train.jsonl", "task.validation_files=validation.jsonl", "task.held_out_files=held_out.jsonl")
 FOLDER = ("model=model",)
 KL_LOSS = ("actor.use_kl_loss=true",)
-KL_REWARD = ("algorithm.use_kl_in_reward=true", "ref.model=model", "algorithm.norm_adv_by_std_in_grpo=false")
+KL_REWARD = ("algorithm.use_kl_in_reward=true", "ref.model=model", "algorithm.adv_estimator.norm_by_std=false")
 WARM = ("warmup.steps=4", "warmup.optim.lr=0.001")
 ONE_STEP = ("warmup.steps=1", "trainer.total_steps=1")
 SLOW = ("reward.function=reward.py:slow", "reward.num_workers=1", "reward.on_failure=drop")
@@ -154,9 +154,9 @@ CASES: dict[str, Case] = {
     "actor.engine.layout": Case("shared", policy, {"layouts": {"shared"}}),
     "actor.mini_batch_prompts": Case("4", step, {"optimizer_steps": 1}),
     "actor.epochs": Case("3", step, {"optimizer_steps": 6}),
-    "actor.clip_ratio_low": Case("0.1", policy, loss(clip_low=0.1)),
-    "actor.clip_ratio_high": Case("0.3", policy, loss(clip_high=0.3)),
-    "actor.clip_ratio_c": Case("3", policy, loss(clip_c=3.0)),
+    "actor.loss.clip_low": Case("0.1", policy, loss(clip_low=0.1)),
+    "actor.loss.clip_high": Case("0.3", policy, loss(clip_high=0.3)),
+    "actor.loss.clip_c": Case("3", policy, loss(clip_c=3.0)),
     "actor.loss_agg_mode": Case("seq-mean-token-sum", policy, loss(aggregation={"mode": "seq-mean-token-sum", "scale": None})),
     "actor.loss_scale_factor": Case(
         "9",
@@ -185,7 +185,7 @@ CASES: dict[str, Case] = {
     "rollout.sampling.n": Case("3", step, {"rows": 12}),
     "rollout.max_rows": Case("3", policy, {"decoded_at_once": [2, 2]}),
     # algorithm, ref
-    "algorithm.norm_adv_by_std_in_grpo": Case("false", step, {"advantages": DIFFERS}, KL_REWARD[:2]),
+    "algorithm.adv_estimator.norm_by_std": Case("false", step, {"advantages": DIFFERS}, KL_REWARD[:2]),
     "algorithm.use_kl_in_reward": Case("true", step, {"reward_kl": DIFFERS, "calls": DIFFERS}),
     "algorithm.kl_penalty": Case("k2", step, {"reward_kl": DIFFERS, "advantages": DIFFERS}, KL_REWARD),
     "algorithm.kl_coef": Case("0.5", step, {"advantages": DIFFERS}, KL_REWARD),
@@ -221,8 +221,8 @@ FURTHER: dict[str, Case] = {
 }
 """The same for settings that have a second consumer."""
 
-ONE_VALUE = {"actor.engine.name", "algorithm.adv_estimator", "rollout.name"}
-"""Leaves that have one value of ours: the names of parts, whose effect tests/parts shows, and a Literal of one."""
+ONE_VALUE = {"actor.engine.name", "actor.loss.name", "algorithm.adv_estimator.name", "rollout.name", "trainer.name"}
+"""Names of parts: tests/parts, tests/config/test_parts.py and tests/trainers/test_own_parts.py show what they change."""
 
 
 def leaves(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, Any]]:

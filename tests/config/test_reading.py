@@ -138,7 +138,7 @@ def test_a_seed_that_torch_does_not_take_is_refused():
 
 
 def test_a_limit_may_be_switched_off_by_inf():
-    assert resolve(SETTINGS, ["actor.optim.clip_grad=inf", "actor.clip_ratio_high=.inf"]).actor.optim.clip_grad == math.inf
+    assert resolve(SETTINGS, ["actor.optim.clip_grad=inf", "actor.loss.clip_high=.inf"]).actor.optim.clip_grad == math.inf
     with pytest.raises(ConfigError, match=r"actor\.optim\.eps: input should be a finite number"):
         resolve(SETTINGS, ["actor.optim.eps=.inf"])
 

@@ -12,12 +12,13 @@ import transformers as tf
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from podium.algorithms import LossSum, PolicyLoss, SFTLoss, TokenOutputs
+from podium.algorithms import LossSum, Outputs, SFTLoss
 from podium.config import FSDP2Config, ModelConfig, OptimConfig
 from podium.engines import EngineContext
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.protocol import DataProto
 from podium.protocol.jagged import interleave, jagged_from_rows, offsets_of, parts
+from tests.algorithms.builders import clipped
 
 VOCAB = 19
 SIZES = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -42,7 +43,7 @@ CONFIGS: dict[str, Callable[[], tf.PretrainedConfig]] = {
 Layout = Literal["auto", "bucketed", "packed", "shared"]
 LENGTHS = ((3, 4), (1, 1), (2, 3), (4, 1), (1, 0), (2, 6))
 """(prompt, response) tokens of each row; one has no response, one no more than one token of each."""
-LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3)
+LOSS = clipped(0.2, 0.3)
 
 
 def model_of(name: str, dtype: torch.dtype = torch.float64) -> tf.PreTrainedModel:
@@ -191,7 +192,7 @@ class Scaled(SFTLoss):
 
     factor: float = 1.0
 
-    def __call__(self, outputs: TokenOutputs, batch: DataProto) -> LossSum:
+    def __call__(self, outputs: Outputs, batch: DataProto) -> LossSum:
         part = super().__call__(outputs, batch)
         return LossSum(part.total * self.factor, part.count, part.terms, part.metrics)
 
@@ -202,7 +203,7 @@ class Shifted(SFTLoss):
 
     constant: float = 0.0
 
-    def __call__(self, outputs: TokenOutputs, batch: DataProto) -> LossSum:
+    def __call__(self, outputs: Outputs, batch: DataProto) -> LossSum:
         part = super().__call__(outputs, batch)
         return LossSum(part.total + self.constant, part.count, part.terms, part.metrics)
 
@@ -221,6 +222,6 @@ class Weighted(SFTLoss):
 class Miscounting(SFTLoss):
     """Says one more than it counts."""
 
-    def __call__(self, outputs: TokenOutputs, batch: DataProto) -> LossSum:
+    def __call__(self, outputs: Outputs, batch: DataProto) -> LossSum:
         part = super().__call__(outputs, batch)
         return LossSum(part.total, part.count + 1, part.terms, part.metrics)

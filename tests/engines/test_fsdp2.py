@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from podium.algorithms import PolicyLoss, SFTLoss
+from podium.algorithms import SFTLoss
 from podium.config import FSDP2Config, ModelConfig, OptimConfig
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.errors import WorkerError
@@ -21,6 +21,7 @@ from podium.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from podium.protocol.jagged import interleave, jagged, offsets_of, parts
 from podium.single_controller import Init, ResourcePool, Worker, WorkerGroup
 from podium.workers import TrainingSpec, TrainingWorker
+from tests.algorithms.builders import clipped
 from tests.engines.builders import fsdp2
 from tests.engines.test_policy_terms import AGGREGATIONS, TERMS
 
@@ -139,7 +140,7 @@ def test_padding_rows_change_no_number_on_two_ranks():
     """Losses of every aggregation; five rows padded by the call, or to eight by the driver; one row, so that rank 1 has none."""
     losses = [SFTLoss()]
     for aggregation in AGGREGATIONS.values():
-        losses += [PolicyLoss(0.1, 0.1, aggregation), PolicyLoss(0.1, 0.1, aggregation, **TERMS["all"])]
+        losses += [clipped(0.1, 0.1, aggregation), clipped(0.1, 0.1, aggregation, **TERMS["all"])]
     five, one = policy_batch(5), policy_batch(1)
     with group(1) as alone, group(2) as pair:
         for loss in losses:

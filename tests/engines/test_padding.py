@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from podium.algorithms import Loss, PolicyLoss, SFTLoss
+from podium.algorithms import Loss, SFTLoss
 from podium.errors import DataError
 from podium.protocol import DataProto, pad_dataproto_to_divisor
 from podium.protocol.jagged import jagged, lengths_of, parts
+from tests.algorithms.builders import clipped
 from tests.engines.builders import LOSS, batch_of, engine_of, largest_difference, model_of, state_of, weights_of
 from tests.engines.test_policy_terms import AGGREGATIONS, TERMS, batch_with_ref
 
 LOSSES: dict[str, list[Loss]] = {
     "sft": [SFTLoss()],
     **{
-        mode: [PolicyLoss(0.1, 0.1, aggregation, **terms) for terms in TERMS.values()]  # type: ignore[arg-type]
+        mode: [clipped(0.1, 0.1, aggregation, **terms) for terms in TERMS.values()]  # type: ignore[arg-type]
         for mode, aggregation in AGGREGATIONS.items()
     },
 }
@@ -105,7 +106,7 @@ def test_a_row_that_is_too_long_is_named_by_its_place_in_the_batch() -> None:
     rows = padded(batch_of([(2, 1), (1, 2), (4, 9), (1, 1)], advantages=[0.0, 0.0, 1.0, 1.0]), 5)[[4, 0, 1, 2, 3]]
     for call in (
         engine_of("llama", budget=12).infer_batch,
-        lambda batch: engine_of("llama", budget=12).train_batch(batch, PolicyLoss(0.1, 0.1, drop_zero_advantage=True)),
+        lambda batch: engine_of("llama", budget=12).train_batch(batch, clipped(0.1, 0.1, drop_zero_advantage=True)),
     ):
         with pytest.raises(DataError, match="row 3 has 13 tokens, more than a micro-batch holds"):
             call(rows)

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from podium.algorithms import Aggregation, KLTerm, PolicyLoss, TokenOutputs
+from podium.algorithms import Aggregation, KLTerm, Outputs, PolicyLoss
 from podium.algorithms.aggregation import AggregationMode
 from podium.config import FSDP2Config
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.errors import EngineError
 from podium.protocol import DataProto
 from podium.protocol.jagged import jagged, parts
+from tests.algorithms.builders import clipped, outputs
 from tests.engines.builders import (
     LENGTHS,
     LOSS,
@@ -61,7 +62,7 @@ def batch_with_ref() -> DataProto:
     return batch.union(DataProto({"ref_log_prob": jagged(old + noise - 0.5, offsets)}))
 
 
-def plain_outputs(model: nn.Module, batch: DataProto, temperature: float = 1.0) -> TokenOutputs:
+def plain_outputs(model: nn.Module, batch: DataProto, temperature: float = 1.0) -> Outputs:
     """Log-probs and entropies, by one forward pass of each row alone and with plain autograd."""
     logprobs, entropies = [], []
     for input_ids, response in zip(batch.batch["input_ids"].unbind(), batch.batch["responses"].unbind(), strict=True):
@@ -69,7 +70,7 @@ def plain_outputs(model: nn.Module, batch: DataProto, temperature: float = 1.0) 
         log_softmax = (logits / temperature).log_softmax(-1)
         logprobs.append(log_softmax.gather(1, response[:, None])[:, 0])
         entropies.append(-(log_softmax.exp() * log_softmax).sum(-1))
-    return TokenOutputs(torch.cat(logprobs), torch.cat(entropies))
+    return outputs(torch.cat(logprobs), torch.cat(entropies))
 
 
 def plain_update(batch: DataProto, loss: PolicyLoss, temperature: float) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -88,7 +89,7 @@ def plain_update(batch: DataProto, loss: PolicyLoss, temperature: float) -> tupl
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_the_update_does_not_depend_on_how_it_is_cut(mode: AggregationMode, terms: str) -> None:
     """G1, G2, G5: weights, gradient norm, every term and every metric, in float64 to 1e-10."""
-    batch, loss = batch_with_ref(), PolicyLoss(0.1, 0.1, AGGREGATIONS[mode], **TERMS[terms])  # type: ignore[arg-type]
+    batch, loss = batch_with_ref(), clipped(0.1, 0.1, AGGREGATIONS[mode], **TERMS[terms])  # type: ignore[arg-type]
     expected, numbers = plain_update(batch, loss, 0.8)
     for layout, budget in CUTS:
         engine = engine_of("llama", layout=layout, budget=budget)
@@ -103,7 +104,7 @@ def test_one_advantage_a_row_gives_the_bits_of_the_same_one_for_each_token() -> 
     rows = batch.select([key for key in batch.batch if key != "advantages"])
     rows.union(DataProto({"advantages": torch.tensor([1.0, 0.0, -2.0, 0.0, 0.0, -3.0], dtype=torch.float64)}))
     for terms in TERMS.values():
-        loss, found = PolicyLoss(0.1, 0.1, **terms), []  # type: ignore[arg-type]
+        loss, found = clipped(0.1, 0.1, **terms), []  # type: ignore[arg-type]
         for one in (batch, rows):
             engine = engine_of("llama", budget=16)
             found.append((engine.train_batch(one, loss).to_floats(), weights_of(engine)))
@@ -113,7 +114,7 @@ def test_one_advantage_a_row_gives_the_bits_of_the_same_one_for_each_token() -> 
 
 def test_the_terms_are_all_at_work_in_that_batch() -> None:
     """Otherwise the test above would show nothing: each changes the update, but for dropping."""
-    updates = {terms: plain_update(batch_with_ref(), PolicyLoss(0.1, 0.1, **TERMS[terms]), 0.8)[0] for terms in TERMS}  # type: ignore[arg-type]
+    updates = {terms: plain_update(batch_with_ref(), clipped(0.1, 0.1, **TERMS[terms]), 0.8)[0] for terms in TERMS}  # type: ignore[arg-type]
     for terms, update in updates.items():
         difference = largest_difference(update, updates["plain"])
         assert (difference == 0.0) if terms in ("plain", "drop") else (difference > 1e-6), terms
@@ -132,13 +133,13 @@ def test_the_entropy_is_that_of_the_rows_in_their_order() -> None:
         one = batch.select(["input_ids", "responses"]).union(DataProto(columns))
         for layout in ("bucketed", "packed"):
             engine = engine_of(bigram(table), layout=layout, budget=6)  # type: ignore[arg-type]
-            metrics = engine.train_batch(one, PolicyLoss(0.2, 0.2, calculate_entropy=True)).to_floats()
+            metrics = engine.train_batch(one, clipped(0.2, 0.2, calculate_entropy=True)).to_floats()
             assert metrics["entropy"] == pytest.approx(math.log(row + 1), abs=1e-12)
 
 
 def test_reporting_the_entropy_changes_no_bit_of_the_update() -> None:
     found = []
-    for loss in (LOSS, PolicyLoss(0.2, 0.3, calculate_entropy=True)):
+    for loss in (LOSS, clipped(0.2, 0.3, calculate_entropy=True)):
         engine = engine_of(model_of("llama", torch.float32))
         engine.train_batch(batch_of(), loss)
         found.append(weights_of(engine))
@@ -148,7 +149,7 @@ def test_reporting_the_entropy_changes_no_bit_of_the_update() -> None:
 def test_an_entropy_bonus_raises_the_entropy_and_a_kl_term_leads_back() -> None:
     def entropy(engine: FSDP2Engine) -> float:
         with torch.no_grad():
-            entropies = plain_outputs(engine.model, batch_of()).entropies
+            entropies = plain_outputs(engine.model, batch_of())["entropies"]
         assert entropies is not None
         return float(entropies.mean())
 
@@ -156,14 +157,14 @@ def test_an_entropy_bonus_raises_the_entropy_and_a_kl_term_leads_back() -> None:
     before = entropy(engine)
     batch = batch_of(advantages=[0.0] * 6)
     for _ in range(5):
-        engine.train_batch(batch, PolicyLoss(0.2, 0.3, entropy_coeff=1.0))
+        engine.train_batch(batch, clipped(0.2, 0.3, entropy_coeff=1.0))
     assert entropy(engine) > before
 
     engine = engine_of("llama", lr=1e-3)
     reference = engine.infer_batch(batch).rename("log_probs", "ref_log_prob")
     engine.train_batch(batch_of(), LOSS)
     batch.union(reference)
-    kl = [engine.train_batch(batch, PolicyLoss(0.2, 0.3, kl=KLTerm(1.0))).to_floats()["kl_loss"] for _ in range(10)]
+    kl = [engine.train_batch(batch, clipped(0.2, 0.3, kl=KLTerm(1.0))).to_floats()["kl_loss"] for _ in range(10)]
     assert kl[0] > 2 * kl[-1] > 0
 
 

@@ -23,6 +23,7 @@ from podium.errors import EngineError
 from podium.models import load_model
 from podium.protocol.jagged import parts
 from podium.weights import copy_weights
+from tests.algorithms.builders import clipped
 from tests.engines.builders import (
     LOSS,
     Layout,
@@ -64,7 +65,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("name", ["llama_usual", "gpt2"])
 @pytest.mark.parametrize("entropy_coeff", [0.0, 0.05])
 def test_gradients_are_near_those_of_float32_and_of_every_other_cut(name: str, entropy_coeff: float) -> None:
-    loss = PolicyLoss(clip_low=0.2, clip_high=0.3, entropy_coeff=entropy_coeff)
+    loss = clipped(0.2, 0.3, entropy_coeff=entropy_coeff)
     expected = gradient(mixed(name, compute_dtype=None, **UNCLIPPED), loss)
     found = [gradient(mixed(name, layout=layout, budget=budget, **UNCLIPPED), loss) for layout, budget in CUTS]
     for cut, one in zip(CUTS, found, strict=True):

@@ -14,13 +14,14 @@ import transformers as tf
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from podium.algorithms import Aggregation, Loss, LossSum, PolicyLoss, SFTLoss, TokenOutputs
+from podium.algorithms import Aggregation, Loss, LossSum, Outputs, SFTLoss
 from podium.algorithms.aggregation import AggregationMode
 from podium.engines.base import MAX_SKIPPED_UPDATES
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.errors import DataError, EngineError
 from podium.protocol import DataProto
 from podium.protocol.jagged import jagged, parts
+from tests.algorithms.builders import clipped, outputs
 from tests.engines.builders import (
     LOSS,
     SIZES,
@@ -52,7 +53,7 @@ CUTS: tuple[tuple[Layout, int], ...] = (
     ("auto", 16),
 )
 MODES: tuple[AggregationMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
-DROPPING = PolicyLoss(0.2, 0.3, drop_zero_advantage=True)
+DROPPING = clipped(0.2, 0.3, drop_zero_advantage=True)
 
 
 def trained(
@@ -68,7 +69,7 @@ def plain_update(name: str, batch: DataProto, loss: Loss, temperature: float = 1
     """Weights and gradient norm of one update, row by row, with torch's own loop and no micro-batches."""
     model = model_of(name).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4, weight_decay=0.0)
-    total = loss(TokenOutputs(torch.cat(plain_log_probs(model, batch, temperature))), batch).total / loss.count(batch)
+    total = loss(outputs(torch.cat(plain_log_probs(model, batch, temperature))), batch).total / loss.count(batch)
     total.backward()
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
     optimizer.step()
@@ -79,13 +80,13 @@ def plain_update(name: str, batch: DataProto, loss: Loss, temperature: float = 1
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
-@pytest.mark.parametrize("loss", [SFTLoss(), *(PolicyLoss(0.2, 0.3, Aggregation(mode)) for mode in MODES)], ids=["sft", *MODES])
+@pytest.mark.parametrize("loss", [SFTLoss(), *(clipped(0.2, 0.3, Aggregation(mode)) for mode in MODES)], ids=["sft", *MODES])
 def test_the_update_is_that_of_a_plain_loop(name: str, loss: Loss) -> None:
     """G1, G2: loss, gradient norm and every parameter, for six ways to cut the mini-batch."""
     batch = batch_of()
     expected, norm = plain_update(name, batch, loss)
     with torch.no_grad():
-        whole = loss(TokenOutputs(torch.cat(plain_log_probs(model_of(name).train(), batch))), batch)
+        whole = loss(outputs(torch.cat(plain_log_probs(model_of(name).train(), batch))), batch)
     for layout, budget in CUTS:
         weights, metrics = trained(name, batch, loss, layout=layout, budget=budget)
         assert largest_difference({key: weights[key] for key in expected}, expected) <= 1e-10
@@ -115,7 +116,7 @@ def test_the_numbers_of_the_report(mode: AggregationMode, expected: float) -> No
     for budget in (8, 4):
         engine = engine_of(bigram([[0.0, 1.0], [1.0, 0.0]]), budget=budget, layout="bucketed")
         sample = batch.clone().union(engine.infer_batch(batch).rename("log_probs", "old_log_probs"))
-        metrics = engine.train_batch(sample, PolicyLoss(0.2, 0.2, Aggregation(mode))).to_floats()
+        metrics = engine.train_batch(sample, clipped(0.2, 0.2, Aggregation(mode))).to_floats()
         assert metrics["pg_loss"] == pytest.approx(expected, abs=1e-12)
 
 
@@ -164,9 +165,9 @@ class Watching(SFTLoss):
     def __init__(self) -> None:
         object.__setattr__(self, "refs", [])
 
-    def __call__(self, outputs: TokenOutputs, batch: DataProto) -> LossSum:
+    def __call__(self, outputs: Outputs, batch: DataProto) -> LossSum:
         part = super().__call__(outputs, batch)
-        self.refs.extend(map(weakref.ref, (outputs.logprobs, part.total)))  # type: ignore[attr-defined]
+        self.refs.extend(map(weakref.ref, (outputs["log_probs"], part.total)))  # type: ignore[attr-defined]
         return part
 
 
@@ -237,7 +238,7 @@ def test_counts_may_be_fractions(weight: float) -> None:
     found = [trained("llama", batch, Weighted(weight), budget=budget, layout="bucketed", clip_grad=1e9) for budget in (4, 12, 64)]
     assert all(largest_difference(found[0][0], weights) <= 1e-10 for weights, _ in found)
     model = model_of("llama")
-    loss = SFTLoss()(TokenOutputs(torch.cat(plain_log_probs(model, batch))), batch).total / (weight * 7)
+    loss = SFTLoss()(outputs(torch.cat(plain_log_probs(model, batch))), batch).total / (weight * 7)
     loss.backward()
     norm = float(nn.utils.get_total_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None]))
     for _, metrics in found:
@@ -254,7 +255,7 @@ def masked_out(batch: DataProto) -> DataProto:
     return data.union(DataProto({"response_mask": jagged(torch.zeros_like(mask), offsets)}))
 
 
-@pytest.mark.parametrize("loss", [LOSS, DROPPING, SFTLoss(), PolicyLoss(0.2, 0.3, Aggregation("seq-mean-token-mean"))])
+@pytest.mark.parametrize("loss", [LOSS, DROPPING, SFTLoss(), clipped(0.2, 0.3, Aggregation("seq-mean-token-mean"))])
 def test_a_mask_of_zeros_changes_nothing(loss: Loss) -> None:
     """G10 (1): no exception, no change of parameters or optimizer; also for no rows at all."""
     for empty in (masked_out(batch_of()), batch_of()[[]]):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
@@ -13,6 +11,7 @@ from podium.protocol import DataProto, object_column, pad_dataproto_to_divisor
 from podium.protocol.jagged import jagged, parts
 from podium.single_controller import DataProtoFuture
 from podium.trainers import PPOTrainer, RunDirectory
+from podium.trainers.steps import advantage_estimator, with_advantages
 from tests.trainers.builders import WARM_UP, from_base, rows, small_config, train, weights
 
 pytestmark = pytest.mark.usefixtures("torch_globals_put_back")
@@ -20,11 +19,11 @@ TERMS = (
     "actor.use_kl_loss=true",
     "actor.kl_loss_coef=0.1",
     "actor.entropy_coeff=0.01",
-    "actor.clip_ratio_c=3",
+    "actor.loss.clip_c=3",
     "actor.epochs=2",
     "actor.recompute_old_log_probs=true",
     "algorithm.use_kl_in_reward=true",
-    "algorithm.norm_adv_by_std_in_grpo=false",
+    "algorithm.adv_estimator.norm_by_std=false",
     "actor.loss_agg_mode=seq-mean-token-sum-norm",
     "actor.loss_scale_factor=10",
     "trainer.total_steps=3",
@@ -139,19 +138,9 @@ def test_a_straight_recipe_takes_a_kl_loss_with_one_setting(base, tmp_path):
 # -- the advantage step alone -----------------------------------------------------------------------------------------
 
 
-@dataclass
-class Steps:
-    """What the step reads of a trainer."""
-
-    config: RunConfig
-    _kl_of_rewards = PPOTrainer._kl_of_rewards
-
-    def _mini_batches(self, groups_B: torch.Tensor, step: int) -> torch.Tensor:
-        return torch.zeros(len(groups_B), 1, dtype=torch.int64)
-
-
 def advantages(config: RunConfig, batch: DataProto) -> DataProto:
-    return PPOTrainer.advantages.__wrapped__(Steps(config), DataProtoFuture.of(batch), 1).get()  # type: ignore[attr-defined]
+    estimator = advantage_estimator(config.algorithm)
+    return with_advantages(DataProtoFuture.of(batch), config.algorithm, estimator).get()
 
 
 def scored_batch() -> DataProto:
@@ -165,7 +154,7 @@ def scored_batch() -> DataProto:
 
 def test_rows_without_a_score_are_in_no_baseline_and_no_loss(tmp_path):
     """Row 4 failed: prompt a has the rewards 1 and 3, mean 2."""
-    config = small_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=false")
+    config = small_config(tmp_path, "algorithm.adv_estimator.norm_by_std=false")
     batch = scored_batch()
     batch.batch["is_scored"][4] = False
     found = advantages(config, batch)
@@ -178,7 +167,7 @@ def test_rows_without_a_score_are_in_no_baseline_and_no_loss(tmp_path):
 def test_rows_that_cannot_learn_are_in_no_baseline(tmp_path, kl):
     """Row 4 has a mask of zeros, row 5 no response and row 6 is padding: prompt a has the rewards 1 and 3, prompt b 0 and 4."""
     settings = ("algorithm.use_kl_in_reward=true", "algorithm.kl_coef=0.5") if kl else ()
-    config = small_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=false", *settings)
+    config = small_config(tmp_path, "algorithm.adv_estimator.norm_by_std=false", *settings)
     batch, offsets = scored_batch(), torch.tensor([0, 2, 4, 6, 8, 10, 10])
     mask = torch.tensor([1] * 8 + [0, 0])
     for name, values in {"responses": torch.ones(10, dtype=torch.int64), "response_mask": mask}.items():
@@ -196,14 +185,14 @@ def test_rows_that_cannot_learn_are_in_no_baseline(tmp_path, kl):
 
 
 def test_a_reward_that_is_no_number_without_the_mark_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="the score of row 4 is nan"):
+    with pytest.raises(DataError, match="the reward of row 4 is nan"):
         advantages(small_config(tmp_path), scored_batch())
 
 
 def test_the_penalty_is_taken_from_the_reward_before_the_baseline(tmp_path):
     """k1 with coefficient 0.5: row r has old - ref = r / 10 at each of two tokens, so 0.1 r is taken from its reward."""
     config = small_config(
-        tmp_path, "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.use_kl_in_reward=true", "algorithm.kl_coef=0.5"
+        tmp_path, "algorithm.adv_estimator.norm_by_std=false", "algorithm.use_kl_in_reward=true", "algorithm.kl_coef=0.5"
     )
     batch = scored_batch()
     batch.batch["rewards"] = torch.zeros(6)
@@ -220,5 +209,5 @@ def test_rows_without_a_uid_are_an_error(tmp_path):
     """H5: never grouped by their text or their place."""
     batch = scored_batch()
     batch.pop(non_tensor_batch_keys=["uid"])
-    with pytest.raises(DataError, match="no column 'uid'"):
+    with pytest.raises(DataError, match="the step 'advantages' reads the column 'uid', which the rows do not have"):
         advantages(small_config(tmp_path), batch)

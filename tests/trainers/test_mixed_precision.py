@@ -61,10 +61,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(whole_run, base, tmp_path):
     """From the masters and moments of step 2, for step 3's checkpoint is damaged; they are float32 in the file."""
     config = from_base(tmp_path, base, *MIXED, *SMALL_STEPS)
     directory = train(config)
-    saved, _ = load_state(directory.checkpoints / "step-2" / "train")
+    saved, _ = load_state(directory.checkpoints / "step-2" / "actor" / "train")
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
     assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in saved.values())
-    newest = directory.checkpoints / "step-3" / "train.safetensors"
+    newest = directory.checkpoints / "step-3" / "actor" / "train.safetensors"
     newest.write_bytes(newest.read_bytes()[:100])
     train(config, directory)
     assert (rows(directory), weights(directory)) == (rows(whole_run), weights(whole_run))

@@ -84,7 +84,7 @@ def test_a_run_leaves_the_trace_of_the_step_that_was_asked_for(tmp_path: Path):
 
 
 def test_explain_says_what_is_recorded():
-    assert explain(two_steps(*TORCH))[-1] == "profiled by torch: step 2 on rank 0, into profile/"
+    assert "profiled by torch: step 2 on rank 0, into profile/" in explain(two_steps(*TORCH))
 
 
 @pytest.mark.parametrize(

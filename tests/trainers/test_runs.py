@@ -169,7 +169,7 @@ def test_damaged_checkpoints_are_never_a_fresh_start(base, tmp_path, caplog):
     config = from_base(tmp_path, base, "trainer.total_steps=2", "trainer.save_freq=1")
     directory = train(config)
     expected = rows(directory), weights(directory)
-    newest = directory.checkpoints / "step-2" / "train.safetensors"
+    newest = directory.checkpoints / "step-2" / "actor" / "train.safetensors"
     newest.write_bytes(newest.read_bytes()[:100])
     train(config, directory)
     assert "step-2" in caplog.text

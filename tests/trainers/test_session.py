@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,7 +18,14 @@ from podium.errors import CheckpointError, ConfigError
 from podium.observability import Metrics, Progress
 from podium.trainers import RunDirectory, Session
 from podium.trainers import session as session_module
+from podium.trainers.roles import Groups
 from podium.trainers.session import publish_model
+
+
+def groups_of(save: Callable[[str], object], calls: Sequence[str] = ()) -> Groups:
+    """An actor that saves like this, with these calls in flight."""
+    group: Any = SimpleNamespace(call=SimpleNamespace(save_checkpoint=save), status=lambda: SimpleNamespace(calls=calls))
+    return Groups({"actor": group, "rollout": group}, saved=["actor"])
 
 
 def test_throughput_is_per_rank_and_tokens_per_s_is_of_all_ranks(tmp_path):
@@ -25,7 +34,7 @@ def test_throughput_is_per_rank_and_tokens_per_s_is_of_all_ranks(tmp_path):
     with Session(RunDirectory(tmp_path), progress, num_ranks=4, save_freq=0, keep=1, total_steps=9) as session:
         with session.step():
             pass
-        session.end_step(1, Metrics(), lambda folder: [], tokens=1000)
+        session.end_step(1, Metrics(), tokens=1000)
     row = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert row["perf/tokens_per_s"] == pytest.approx(1000 / row["timing_s/step"])
     assert row["perf/throughput"] == pytest.approx(row["perf/tokens_per_s"] / 4)
@@ -42,15 +51,15 @@ def test_seconds_and_rates_of_a_step_are_those_of_its_own_phases(tmp_path, monke
         return [WrittenFiles.of(Path(folder), "rank 0")]
 
     with Session(RunDirectory(tmp_path), progress, num_ranks=1, save_freq=1, keep=1, total_steps=9) as session:
-        session.begin("rl", lambda folder: None)
-        session.end_step(0, Metrics(), save)
+        session.begin("rl", groups_of(save))
+        session.end_step(0, Metrics())
         for step in (1, 2):
             now += 30.0  # loading weights, the checkpoint of the step before
             with session.step():
                 now += 2.0
             with session.spans("validation"):
                 now += 50.0
-            session.end_step(step, Metrics(), save, tokens=1000)
+            session.end_step(step, Metrics(), tokens=1000)
     before, *rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert not {"timing_s/step", "perf/cpu_s", "perf/tokens_per_s"} & before.keys(), "step 0 only validates"
     for row in rows:
@@ -110,10 +119,11 @@ def test_a_run_directory_has_one_writer_at_a_time(tmp_path):
 def test_an_interrupted_run_does_not_wait_for_busy_ranks_for_ever(tmp_path, monkeypatch, caplog):
     """A scheduler kills soon after its SIGTERM; the run then goes on from the checkpoint before."""
     monkeypatch.setattr("podium.trainers.session.IDLE_LIMIT_S", 0.2)
-    group = SimpleNamespace(status=lambda: SimpleNamespace(calls=["generate_sequences"]))
+    busy = groups_of(pytest.fail, calls=["generate_sequences"])
     progress = Progress(Console(file=io.StringIO()))
     with Session(RunDirectory(tmp_path), progress, num_ranks=1, save_freq=0, keep=1, total_steps=9) as kept:
-        kept.end_step(1, Metrics(), pytest.fail)
-        with pytest.raises(KeyboardInterrupt), kept.saved_when_interrupted(pytest.fail, group):
+        kept.begin("rl", busy)
+        kept.end_step(1, Metrics())
+        with pytest.raises(KeyboardInterrupt), kept.saved_when_interrupted():
             raise KeyboardInterrupt
     assert "step 1 is not saved: the ranks were still busy after 0.2 s" in caplog.text

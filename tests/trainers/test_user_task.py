@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,12 +13,11 @@ from podium.cli import training
 from podium.config import ModelConfig, RunConfig, resolve
 from podium.errors import ConfigError, RewardError, TaskError, WorkerError
 from podium.models import load_model, load_tokenizer, save_model
-from podium.observability import Spans
 from podium.protocol import DataProto, jagged_from_rows, object_column
 from podium.single_controller import DataProtoFuture, Init, ResourcePool, WorkerGroup
 from podium.tasks import Scorer, reasoning_gym, task_fingerprint
-from podium.trainers import PPOTrainer
-from podium.trainers.launch import policy_spec
+from podium.trainers import steps
+from podium.trainers.ppo import policy_spec
 from podium.trainers.preflight import prepare
 from podium.workers import ActorRolloutRefWorker
 from tests.tasks.builders import Rows, reward_file, sums, verl_row, write_rows
@@ -100,16 +98,16 @@ def test_problems_of_one_uid_in_a_step_are_refused(tmp_path):
     task.train = (*task.train[:3], task.train[0])
     init = Init(ActorRolloutRefWorker, policy_spec(config, config.model), "rollout")
     with WorkerGroup(ResourcePool([1]), init, runtime="inline", threads_per_rank=1) as group:
-        trainer = PPOTrainer(config, group, task, None, load_tokenizer(config.model), SimpleNamespace(spans=Spans()))
+        prompts = steps.prompts(task.train, load_tokenizer(config.model), step=1, chat_template="auto")
         with pytest.raises(WorkerError, match="uid 'u0' is on 2 prompts"):
-            trainer.rollout(1)
+            group.call.generate_sequences(prompts).get()
 
 
 # -- a failed reward and the update -------------------------------------------------------------------------------------
 
 
 def scored_batch(tmp_path, policy: str, responses: list[str]) -> DataProto:
-    """One group through the trainer's own `score` and `advantages`."""
+    """One group through the steps `score` and `with_advantages`."""
     function = reward_file(
         tmp_path,
         "def score(data_source, solution_str, ground_truth, extra_info): return {'score': float(solution_str), 'digits': 1}",
@@ -127,8 +125,8 @@ def scored_batch(tmp_path, policy: str, responses: list[str]) -> DataProto:
         {"uid": ["u0"] * len(responses), "problem": object_column(list(task.train) * len(responses)), "response": responses},
     )
     with Scorer(task, config.reward) as scorer:
-        trainer = PPOTrainer(config, SimpleNamespace(call=None), task, scorer, tokenizer, SimpleNamespace(spans=Spans()))
-        return trainer.advantages(trainer.score(DataProtoFuture.of(batch)), 1).get()
+        scored = steps.score.on(DataProtoFuture.of(batch), scorer)
+        return steps.with_advantages(scored, config.algorithm, steps.advantage_estimator(config.algorithm)).get()
 
 
 def by_row(batch: DataProto, column: str) -> list[list[float]]:

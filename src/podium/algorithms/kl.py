@@ -71,16 +71,21 @@ def kl_estimates(kind: str, logprobs_N: Tensor, ref_logprobs_N: Tensor) -> Tenso
     return KL_ESTIMATORS[kind](logprobs_N - ref_logprobs_N)
 
 
-def kl_of_rows(kind: str, batch: DataProto) -> Tensor:
-    """[B] float64: the KL divergence of each response from the reference, summed over the tokens that its mask keeps.
+def kl_of_tokens(kind: str, batch: DataProto) -> Tensor:
+    """[N] float64: the KL divergence from the reference at each response token, 0 where the mask is 0.
 
     Of the policy that the step began with: reads the jagged columns `old_log_probs`, `ref_log_prob` and `response_mask`.
     """
-    mask_N, offsets = parts(batch.batch["response_mask"])
+    mask_N, _ = parts(batch.batch["response_mask"])
     columns = (response_column(batch, name, like="response_mask") for name in ("old_log_probs", "ref_log_prob"))
     old_N, ref_N = (torch.where(mask_N.bool(), column, 0.0) for column in columns)
-    kl_N = kl_estimates(kind, old_N, ref_N).double()
-    return torch.zeros(len(batch), dtype=torch.float64).index_add_(0, row_ids(offsets), kl_N)
+    return kl_estimates(kind, old_N, ref_N).double()
+
+
+def kl_of_rows(kind: str, batch: DataProto) -> Tensor:
+    """[B] float64: `kl_of_tokens`, summed over each response."""
+    offsets = parts(batch.batch["response_mask"])[1]
+    return torch.zeros(len(batch), dtype=torch.float64).index_add_(0, row_ids(offsets), kl_of_tokens(kind, batch))
 
 
 def is_linearised(kind: str, logprobs_N: Tensor, ref_logprobs_N: Tensor) -> Tensor:

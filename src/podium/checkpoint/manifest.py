@@ -55,6 +55,10 @@ class WrittenFiles:
         inside = sorted(folder.rglob("*")) if names is None else [folder / name for name in names]
         return cls(writer, {path.relative_to(folder).as_posix(): _synced_entry(path) for path in inside if not path.is_dir()})
 
+    def below(self, name: str) -> WrittenFiles:
+        """The same files as seen from the folder above, where theirs is called `name`."""
+        return WrittenFiles(self.writer, {f"{name}/{path}": entry for path, entry in self.files.items()})
+
 
 class Manifest(BaseModel):
     """The content of `manifest.json`."""

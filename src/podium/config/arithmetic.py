@@ -141,11 +141,6 @@ def _unfit_terms(config: RunConfig) -> list[str]:
             f"actor.loss_scale_factor={actor.loss_scale_factor} is for actor.loss_agg_mode=seq-mean-token-sum-norm and means "
             f"nothing in {actor.loss_agg_mode}; use actor.loss_scale_factor=null"
         )
-    if config.ref.model is not None and not config.needs_reference:
-        reasons.append(
-            f"ref.model={config.ref.model} is used by nothing: set actor.use_kl_loss=true or algorithm.use_kl_in_reward=true, "
-            "or ref.model=null"
-        )
     return reasons
 
 
@@ -228,8 +223,6 @@ def check(config: RunConfig, *, is_trained: bool = True) -> None:
             f"trainer.prompts_per_step ({trainer.prompts_per_step}) is more than task.num_train ({config.task.num_train}): "
             "a step would hold a prompt twice"
         )
-    if config.algorithm.adv_estimator == "grpo" and sampling.n < 2:
-        reasons.append(f"grpo compares the samples of a prompt: rollout.sampling.n must be at least 2, got {sampling.n}")
     if sampling.max_new_tokens >= actor.engine.max_tokens_per_micro_batch:
         reasons.append(
             f"a response of rollout.sampling.max_new_tokens ({sampling.max_new_tokens}) tokens and its prompt do not fit into "

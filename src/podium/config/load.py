@@ -31,6 +31,15 @@ EXAMPLES = {
 """What may stand for a setting that has no default."""
 
 
+MOVED = {
+    "actor.clip_ratio_low": "actor.loss.clip_low",
+    "actor.clip_ratio_high": "actor.loss.clip_high",
+    "actor.clip_ratio_c": "actor.loss.clip_c",
+    "algorithm.norm_adv_by_std_in_grpo": "algorithm.adv_estimator.norm_by_std",
+}
+"""Settings that have another name than in older versions and in verl."""
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. ConfigError when it is missing, does not parse or is not a mapping."""
     try:
@@ -210,6 +219,8 @@ def _complaint(error: Any, where: Place) -> str:
         case "extra_forbidden":
             found = where.at(error["loc"][:-1])
             key, known = str(error["loc"][-1]), set(found.section.model_fields) if found and found.section else set()
+            if path in MOVED:
+                return f"unknown key {path!r}: it is called {MOVED[path]!r} now"
             hint = _elsewhere(key, path) or nearest(key, known)
             return f"unknown key {path!r}{hint or '; there are: ' + ', '.join(sorted(known))}"
         case "value_error":

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, mod
 from podium.config.base import Decay, Fraction, Json, KLKind, Paths, Positive, Scalar, Settings, Unbounded, as_tuple
 from podium.config.parts import SOURCES, PartOf, PartSettings, SourcedSettings
 from podium.errors import ConfigError, unknown_name
-from podium.parts import ENGINES, REWARDS, ROLLOUTS, TASKS, TRACKERS
+from podium.parts import ADVANTAGE_ESTIMATORS, ENGINES, POLICY_LOSSES, REWARDS, ROLLOUTS, TASKS, TRACKERS, TRAINERS
 from podium.runtimes import CAPABILITIES, runtime_for
 
 
@@ -237,7 +237,7 @@ class SamplingConfig(Settings):
     """A response ends once its text contains one of these strings (the text stays in the response). The text is that without
     special tokens; a string that is the name of a special token ends the response at that token too."""
     n: Positive = 8
-    """Samples per prompt, which GRPO compares."""
+    """Samples per prompt, which an advantage estimator of groups compares."""
 
 
 class RolloutConfig(PartSettings):
@@ -256,6 +256,24 @@ class HFRolloutConfig(RolloutConfig):
     """Most responses that a rank decodes at once; more are done one batch after another."""
 
 
+class PolicyLossConfig(PartSettings):
+    """The policy loss of each token, before aggregation, KL term and entropy bonus. A loss's own settings are in a subclass."""
+
+    name: str = "ppo_clip"
+    """Policy loss: `ppo_clip`, `reinforce`, `package.module:Name` or `path/to/file.py:Name`."""
+
+
+class PPOClipConfig(PolicyLossConfig):
+    """The settings of the policy loss `ppo_clip`."""
+
+    clip_low: Annotated[Unbounded, Field(ge=0)] = 0.2
+    """The probability ratio is clipped below at 1 - this; `inf` clips nothing."""
+    clip_high: Annotated[Unbounded, Field(ge=0)] = 0.2
+    """The probability ratio is clipped above at 1 + this; `inf` clips nothing."""
+    clip_c: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Dual clip: where the advantage is negative, a ratio above this counts as this (verl's default is 3.0); null is off."""
+
+
 class ActorConfig(Settings):
     """How the policy is updated."""
 
@@ -267,12 +285,8 @@ class ActorConfig(Settings):
     """Prompts, with all their samples, per optimizer step; null: all of `trainer.prompts_per_step`."""
     epochs: Positive = 1
     """Passes over each step's rollouts."""
-    clip_ratio_low: Annotated[Unbounded, Field(ge=0)] = 0.2
-    """The probability ratio is clipped below at 1 - this; `inf` clips nothing."""
-    clip_ratio_high: Annotated[Unbounded, Field(ge=0)] = 0.2
-    """The probability ratio is clipped above at 1 + this; `inf` clips nothing."""
-    clip_ratio_c: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """Dual clip: where the advantage is negative, a ratio above this counts as this (verl's default is 3.0); null is off."""
+    loss: Annotated[PolicyLossConfig, PartOf(POLICY_LOSSES)] = PPOClipConfig()
+    """The policy loss of each token; a string alone is its name."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = "token-mean"
     """How token losses become one number."""
     loss_scale_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -297,13 +311,25 @@ class ActorConfig(Settings):
     """Old log-probs by the trainer's own forward pass; otherwise the rollout's."""
 
 
+class AdvantageConfig(PartSettings):
+    """How rewards become advantages. An estimator's own settings are in a subclass."""
+
+    name: str = "grpo"
+    """Advantage estimator: `grpo`, `rloo`, `package.module:Name` or `path/to/file.py:Name`."""
+
+
+class GRPOConfig(AdvantageConfig):
+    """The settings of the advantage estimator `grpo`."""
+
+    norm_by_std: bool = True
+    """Divide the centred rewards of a group by their standard deviation; false: Dr.GRPO."""
+
+
 class AlgorithmConfig(Settings):
     """How rewards become advantages."""
 
-    adv_estimator: Literal["grpo"] = "grpo"
-    """Advantage estimator."""
-    norm_adv_by_std_in_grpo: bool = True
-    """Divide a group's centred rewards by their standard deviation (off: Dr.GRPO)."""
+    adv_estimator: Annotated[AdvantageConfig, PartOf(ADVANTAGE_ESTIMATORS)] = GRPOConfig()
+    """Advantage estimator; a string alone is its name."""
     use_kl_in_reward: bool = False
     """Subtract the KL divergence of each response's tokens from the reference model from its reward, before the baseline."""
     kl_penalty: KLKind = "kl"
@@ -341,9 +367,11 @@ class TrackerConfig(PartSettings):
     """`tensorboard`, `wandb`, `mlflow`, `swanlab`, `trackio`, `package.module:Name` or `path/to/file.py:Name`."""
 
 
-class TrainerConfig(Settings):
-    """The driver's loop."""
+class TrainerConfig(PartSettings):
+    """The driver's loop. A trainer's own settings are in a subclass."""
 
+    name: str = "ppo"
+    """Trainer: `ppo`, `package.module:Name` or `path/to/file.py:Name`."""
     total_steps: Positive
     """Steps of RL: one rollout and one pass of updates each."""
     prompts_per_step: Positive
@@ -434,7 +462,7 @@ class RunConfig(Settings):
     """Advantages."""
     ref: RefConfig = RefConfig()
     """The reference model."""
-    trainer: TrainerConfig
+    trainer: Annotated[TrainerConfig, PartOf(TRAINERS)]
     """The loop."""
     profiler: ProfilerConfig = ProfilerConfig()
     """Recordings of single steps."""
@@ -453,11 +481,6 @@ class RunConfig(Settings):
     def mini_batch_prompts(self) -> int:
         """`actor.mini_batch_prompts` with null resolved."""
         return self.actor.mini_batch_prompts or self.trainer.prompts_per_step
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether anything uses a reference model."""
-        return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward
 
     @model_validator(mode="after")
     def _check_name(self) -> RunConfig:

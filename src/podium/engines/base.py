@@ -11,14 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from podium.algorithms import Loss, LossSum, TokenOutputs
+from podium.algorithms import LOG_PROBS, Loss, LossSum, Outputs
 from podium.engines.context import EngineContext
-from podium.engines.micro_batch import LAYOUTS, Layout, MicroBatch
+from podium.engines.micro_batch import LAYOUTS, Layout, MicroBatch, plan_units, unit_ids
 from podium.errors import DataError, EngineError
 from podium.models import RowLimit
 from podium.observability import Last, Mean, Metrics, Sum
@@ -50,6 +50,8 @@ class BaseEngine(ABC):
     def __init__(self, context: EngineContext[Any]) -> None:
         """Build this rank's part of the model, and the optimizer if there is one."""
 
+    outputs: ClassVar[tuple[str, ...]] = (LOG_PROBS,)
+    """What the model's head gives for response tokens, by name; a loss may ask for these (`Loss.outputs`)."""
     device: torch.device = torch.device("cpu")
     version: int = 0
     dp_rank: int = 0
@@ -57,6 +59,8 @@ class BaseEngine(ABC):
     is_collect: bool = True
     row_limits: Sequence[RowLimit] = ()
     """Most tokens of a row: what a micro-batch holds, and what the model computes alike everywhere."""
+    max_micro_tokens: int | None = None
+    """Most tokens of a micro-batch, padding included; None where the backend has no limit."""
     layouts: Mapping[Layout, int] = dict.fromkeys(LAYOUTS, 0)
     """Rows of the last `infer_batch` that were computed in each layout."""
     _skipped_in_a_row: int = 0
@@ -68,6 +72,7 @@ class BaseEngine(ABC):
         is not finite leaves parameters and optimizer as they are; EngineError after MAX_SKIPPED_UPDATES of them in a row. A
         mini-batch of count 0 is skipped too, but is not one of them.
         """
+        self._check_outputs(loss)
         self._check_rows(batch)
         batch = without_padding(batch)
         count = self._sum_over_ranks(loss.count(batch))
@@ -75,7 +80,7 @@ class BaseEngine(ABC):
         terms, metrics, seen = dict[str, float](), Metrics(), loss.count(batch[~is_computed])
         total = torch.zeros((), device=self.device)
         with self._training():
-            for micro, rows in self._rounds(batch[is_computed]):
+            for micro, rows in self._rounds(batch[is_computed], together=loss.together):
                 part = self._accumulate(loss, micro, rows, temperature, denominator=count or 1.0)
                 seen, total = seen + part.count, total + part.total
                 terms = {name: terms.get(name, 0.0) + value for name, value in part.terms.items()}
@@ -104,27 +109,39 @@ class BaseEngine(ABC):
             for micro, rows in self._rounds(without_padding(batch)):
                 layouts[micro.layout] += len(rows)
                 index, _ = gather_index(offsets, real[micro.rows])
-                part_N = self._token_outputs(rows, micro, temperature).logprobs.cpu()
+                part_N = self._token_outputs(rows, micro, temperature, (LOG_PROBS,))[LOG_PROBS].cpu()
                 logprobs_N = logprobs_N.to(part_N.dtype)
                 logprobs_N[index] = part_N
         self.layouts = layouts
         return DataProto({"log_probs": jagged(logprobs_N, offsets)}, meta_info=marks_of_padding(is_padding_B))
 
-    def _rounds(self, batch: DataProto) -> Iterator[tuple[MicroBatch, DataProto]]:
+    def _rounds(self, batch: DataProto, *, together: str | None = None) -> Iterator[tuple[MicroBatch, DataProto]]:
         """This rank's micro-batches, and empty ones until every rank has had its last: all make the same number of passes.
 
         At least one: a gradient of zero is not the same as none, with which the optimizer would not decay its moments.
         """
-        micros = self._plan(batch)
+        micros = self._plan(batch) if together is None else self._plan_together(batch, together)
         num_empty = int(self._max_over_ranks(max(1, len(micros)))) - len(micros)
         for micro in [*micros, *[MicroBatch(torch.arange(0), "bucketed")] * num_empty]:
             yield micro, batch[micro.rows].to(self.device)
 
     def _accumulate(self, loss: Loss, micro: MicroBatch, rows: DataProto, temperature: float, *, denominator: float) -> LossSum:
         """Forward and backward of one micro-batch. Returns without a graph, so that nothing of it is alive in the next one."""
-        part = loss(self._token_outputs(rows, micro, temperature, with_entropy=loss.needs_entropy), rows)
+        part = loss(self._token_outputs(rows, micro, temperature, loss.outputs), rows)
         self._backward(part.total / denominator)
         return replace(part, total=part.total.detach())
+
+    def _plan_together(self, batch: DataProto, column: str) -> list[MicroBatch]:
+        """Micro-batches for a loss that compares rows: those of one number in the column are in one micro-batch."""
+        lengths = lengths_of(batch.batch["input_ids"]).tolist()
+        return plan_units(lengths, unit_ids(batch, column), max_tokens=self.max_micro_tokens)
+
+    def _check_outputs(self, loss: Loss) -> None:
+        if lacking := [name for name in loss.outputs if name not in self.outputs]:
+            raise EngineError(
+                f"{type(loss).__name__} reads the output {lacking[0]!r} of the model; {type(self).__name__} gives "
+                f"{', '.join(self.outputs)}: use a loss that reads these, or another engine"
+            )
 
     def _check_rows(self, batch: DataProto) -> None:
         """DataError by the row's number in the batch, before rows are left out or cut into micro-batches."""
@@ -161,10 +178,8 @@ class BaseEngine(ABC):
         """Micro-batches of this rank's rows, all of them once; other ranks may have more, or fewer."""
 
     @abstractmethod
-    def _token_outputs(
-        self, rows: DataProto, micro: MicroBatch, temperature: float, *, with_entropy: bool = False
-    ) -> TokenOutputs:
-        """Log-probs, and entropies if asked for, of the rows' response tokens, end to end, with a graph where gradients are on.
+    def _token_outputs(self, rows: DataProto, micro: MicroBatch, temperature: float, names: Sequence[str]) -> Outputs:
+        """These of `outputs`, of the rows' response tokens, end to end, with a graph where gradients are on.
 
         Without rows: none, but with the same collectives as any pass.
         """

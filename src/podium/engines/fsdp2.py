@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from podium.algorithms import TokenOutputs, logprobs_and_entropies
+from podium.algorithms import ENTROPIES, LOG_PROBS, Outputs, logprobs_and_entropies
 from podium.config import FSDP2Config, OptimConfig
 from podium.engines.base import BaseEngine, StepResult
 from podium.engines.context import EngineContext
@@ -59,6 +60,8 @@ class FSDP2Engine(BaseEngine):
     else in the parameters' own, but a forward-only model is rounded to it for good.
     """
 
+    outputs: ClassVar[tuple[str, ...]] = (LOG_PROBS, ENTROPIES)
+
     def __init__(self, context: EngineContext[FSDP2Config]) -> None:
         engine, optim, self.device = context.settings, context.optim, context.device
         model: PreTrainedModel = context.load_model()
@@ -78,6 +81,7 @@ class FSDP2Engine(BaseEngine):
         self._max_sequence, of_model = max_sequence(model), row_limit(model.config)
         most = engine.max_tokens_per_micro_batch
         held = RowLimit(most, f"a micro-batch holds (max_tokens_per_micro_batch={most}, which may be raised)")
+        self.max_micro_tokens = most
         self.row_limits = (held, of_model) if of_model else (held,)
         self._trials = LayoutTrials(
             model.config.to_dict(),
@@ -141,19 +145,18 @@ class FSDP2Engine(BaseEngine):
         return found
 
     def _log_probs(self, rows: DataProto, micro: MicroBatch) -> Tensor:
-        return self._token_outputs(rows, micro, 1.0).logprobs
+        return self._token_outputs(rows, micro, 1.0, (LOG_PROBS,))[LOG_PROBS]
 
-    def _token_outputs(
-        self, rows: DataProto, micro: MicroBatch, temperature: float, *, with_entropy: bool = False
-    ) -> TokenOutputs:
+    def _token_outputs(self, rows: DataProto, micro: MicroBatch, temperature: float, names: Sequence[str]) -> Outputs:
         targets_N, _ = parts(rows.batch["responses"])
         logits_NV = self._row_logits(rows, micro) if len(rows) else self._forward_nothing()
         logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
         if temperature != 1.0:
             logits_NV = logits_NV / temperature
-        if with_entropy:
-            return TokenOutputs(*logprobs_and_entropies(logits_NV, targets_N))
-        return TokenOutputs(-functional.cross_entropy(logits_NV, targets_N, reduction="none"))
+        if ENTROPIES in names:
+            logprobs_N, entropies_N = logprobs_and_entropies(logits_NV, targets_N)
+            return {LOG_PROBS: logprobs_N, ENTROPIES: entropies_N}
+        return {LOG_PROBS: -functional.cross_entropy(logits_NV, targets_N, reduction="none")}
 
     def _row_logits(self, rows: DataProto, micro: MicroBatch) -> Tensor:
         columns = rows.batch["input_ids"], rows.batch["responses"]

@@ -17,6 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from podium.errors import DataError
+from podium.protocol import DataProto
+from podium.protocol.jagged import is_jagged
+
 Layout = Literal["bucketed", "packed", "shared"]
 LAYOUTS: tuple[Layout, ...] = ("bucketed", "packed", "shared")
 PlannedLayout = Literal["auto", "bucketed", "packed", "shared"]
@@ -102,6 +106,42 @@ def plan_micro_batches(
     if layout == "packed" or (layout == "auto" and cheapest_packing < min(price for price, _ in plans)):
         plans.append(_packed(lengths_B, max_sequence, cost))
     return min(plans, key=lambda plan: plan[0])[1]
+
+
+def plan_units(lengths: Sequence[int], units: Sequence[int], *, max_tokens: int | None) -> list[MicroBatch]:
+    """Cut rows into micro-batches that keep the rows of each unit together, side by side; units from short to long.
+
+    DataError for the first unit that is longer, padding included, than `max_tokens` (None: no limit).
+    """
+    rows_of: dict[int, list[int]] = {}
+    for row, unit in enumerate(units):
+        rows_of.setdefault(unit, []).append(row)
+    micros: list[list[int]] = []
+    for rows in sorted(rows_of.values(), key=lambda rows: max(lengths[row] for row in rows)):
+        longest = max(lengths[row] for row in rows)
+        if max_tokens is not None and len(rows) * longest > max_tokens:
+            raise DataError(
+                f"rows {', '.join(map(str, rows))} must be in one micro-batch and have {len(rows)} x {longest} tokens with "
+                f"padding, a micro-batch holds at most {max_tokens}; raise max_tokens_per_micro_batch or shorten the rows"
+            )
+        if micros and (max_tokens is None or (len(micros[-1]) + len(rows)) * longest <= max_tokens):
+            micros[-1] += rows
+        else:
+            micros.append(list(rows))
+    return [MicroBatch(torch.tensor(rows), "bucketed") for rows in micros]
+
+
+def unit_ids(batch: DataProto, column: str) -> list[int]:
+    """The numbers that say which rows a loss compares. DataError unless the column is a dense int64 one, [B]."""
+    found = batch.batch.get(column)
+    if found is None:
+        raise DataError(
+            f"the loss keeps rows of one {column!r} together, which the batch does not have: it has {', '.join(batch.batch)}"
+        )
+    if is_jagged(found) or found.dtype != torch.int64 or found.dim() != 1:
+        raise DataError(f"column {column!r} must be int64 [B], which says which rows belong together, got {found.dtype}")
+    ids: list[int] = found.tolist()
+    return ids
 
 
 def _bucketed(lengths_B: NDArray[np.int64], max_tokens: int, cost: CostModel) -> tuple[float, list[MicroBatch]]:

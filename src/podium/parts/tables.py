@@ -9,12 +9,32 @@ from typing import Final
 
 from podium.parts.table import PartTable, Row
 
+ADVANTAGE_ESTIMATORS: Final = PartTable(
+    "advantage estimator",
+    {
+        "grpo": Row("podium.algorithms.grpo:GRPO", settings="podium.config:GRPOConfig"),
+        "rloo": "podium.algorithms.rloo:RLOO",
+    },
+    base="podium.algorithms:AdvantageEstimator",
+)
+"""`algorithm.adv_estimator`."""
+
 ENGINES: Final = PartTable(
     "training engine",
     {"fsdp2": Row("podium.engines.fsdp2:FSDP2Engine", settings="podium.config:FSDP2Config")},
     base="podium.engines:BaseEngine",
 )
 """`actor.engine`."""
+
+POLICY_LOSSES: Final = PartTable(
+    "policy loss",
+    {
+        "ppo_clip": Row("podium.algorithms.ppo_clip:PPOClip", settings="podium.config:PPOClipConfig"),
+        "reinforce": "podium.algorithms.reinforce:Reinforce",
+    },
+    base="podium.algorithms:Surrogate",
+)
+"""`actor.loss`."""
 
 ROLLOUTS: Final = PartTable(
     "rollout engine",
@@ -60,3 +80,10 @@ TASKS: Final = PartTable(
     ),
 )
 """`task`: rows of files, the datasets of reasoning-gym by their own names, or a class or function of a user."""
+
+TRAINERS: Final = PartTable(
+    "trainer",
+    {"ppo": Row("podium.trainers.ppo:PPOTrainer", settings="podium.config:TrainerConfig")},
+    base="podium.trainers:Trainer",
+)
+"""`trainer`."""

@@ -1,7 +1,6 @@
 """What is known of a column by its name, and whether a batch's columns are so.
 
-Only the form of a table is here. The table itself names those who make and read the columns, which rows know nothing of:
-that of a step of RL is in `podium.workers`.
+Only the form of a table is here. That of a step of RL is in `podium.workers`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,6 @@ class Field:
     """Those that it may have: more than one where it follows the model's. Empty for a column of objects."""
     shape: tuple[str, ...]
     """The dims by name, rows first: ("B", "*") is jagged."""
-    made_by: tuple[str, ...]
-    """Who may make it: methods of workers, and steps of a trainer."""
-    read_by: tuple[str, ...]
-    """Who may read it."""
     meaning: str
 
     @property
@@ -44,7 +39,7 @@ class Field:
     def kind(self) -> str:
         """What a column has to be, in words.
 
-        >>> Field("x", (torch.float32, torch.float64), ("B", "*"), (), (), "").kind
+        >>> Field("x", (torch.float32, torch.float64), ("B", "*"), "").kind
         'float32 or float64 [B, *]'
         """
         if not self.dtypes:
@@ -67,7 +62,7 @@ def check_fields(rows: DataProto, fields: Iterable[Field]) -> None:
         is_fit = field.fits(found) if isinstance(found, Tensor) else not field.dtypes
         if not is_fit:
             it_is = wording.describe(found) if isinstance(found, Tensor) else "objects"
-            raise DataError(f"column {field.name!r} is {it_is}, it should be {field.kind}{_maker(field)}")
+            raise DataError(f"column {field.name!r} is {it_is}, it should be {field.kind}")
 
 
 def _found(rows: DataProto, name: str) -> object | None:
@@ -77,10 +72,6 @@ def _found(rows: DataProto, name: str) -> object | None:
 def _missing(rows: DataProto, field: Field) -> str:
     names = [*rows.batch, *rows.non_tensor_batch]
     return (
-        f"no column {field.name!r}{nearest(field.name, names)}; it should be {field.kind}{_maker(field)}; "
+        f"no column {field.name!r}{nearest(field.name, names)}; it should be {field.kind}; "
         f"there are: {', '.join(names) or 'none'}"
     )
-
-
-def _maker(field: Field) -> str:
-    return f", as {' or '.join(field.made_by)} makes it" if field.made_by else ""

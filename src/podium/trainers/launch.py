@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from podium.config import ModelConfig, ProfilerConfig, RunConfig, total_optimizer_steps
+from podium.config import ModelConfig, RunConfig
 from podium.errors import DataError
 from podium.models import load_tokenizer
 from podium.observability import Progress, Trackers, draw_curve
+from podium.parts import TRAINERS
 from podium.runtimes import capabilities_of
-from podium.single_controller import Init, Worker, WorkerGroup
+from podium.single_controller import Init
 from podium.tasks import Scorer, Task
+from podium.trainers.base import TrainerContext
 from podium.trainers.evaluation import evaluate, greedy
-from podium.trainers.node_setup import ModelFiles, NodeSetup, shared
+from podium.trainers.health import HealthCheck, LogProbsDisagree, NothingLearned, ThreadsWait
+from podium.trainers.node_setup import shared
 from podium.trainers.paths import anchored
-from podium.trainers.placing import start_group
-from podium.trainers.ppo import PPOTrainer
+from podium.trainers.ppo import policy_spec
 from podium.trainers.profiling import StepProfiler
 from podium.trainers.report import rounded
+from podium.trainers.roles import GroupPlan, Groups, started
 from podium.trainers.run_directory import RunDirectory
-from podium.trainers.session import Session, publish_model
+from podium.trainers.session import Session
 from podium.trainers.sft import SFTTrainer
-from podium.trainers.watch import LogProbsDisagree, NothingLearned, ThreadsWait, Watcher
-from podium.workers import ActorRolloutRefWorker, PolicySpec, Role, TrainingSpec, TrainingWorker
+from podium.workers import ActorRolloutRefWorker, Role, TrainingSpec, TrainingWorker
 
 logger = logging.getLogger(__name__)
-
-W = TypeVar("W", bound=Worker)
 
 WARMUP_SAVE_FREQ = 200
 """Steps of the warm-up between two checkpoints."""
@@ -75,11 +75,12 @@ def warm_up(
         keep=config.trainer.keep_checkpoints,
         total_steps=config.warmup.steps,
         trackers=Trackers(directory.tracker_run(config, "warm-up"), config.trainer.trackers),
-        watchers=_thread_watchers(config),
+        health_checks=_thread_checks(config),
     )
+    plan = GroupPlan("warmup", ("actor",), Init(TrainingWorker, spec), {"model.path": config.model})
     _announce_start(config, progress)
-    with session, _group(config, Init(TrainingWorker, spec), "warmup", directory, {"model.path": config.model}) as group:
-        SFTTrainer(config, group, task, tokenizer, session).fit()
+    with session, _groups(config, [plan], directory) as groups:
+        SFTTrainer(config, groups, task, tokenizer, session).fit()
 
 
 def reinforce(
@@ -89,33 +90,29 @@ def reinforce(
     tokenizer: PreTrainedTokenizerBase,
     progress: Progress,
 ) -> None:
-    """RL from the warmed-up model, or from the config's own, into `hf/`."""
-    trainer = config.trainer
-    role: Role = "actor_rollout_ref" if config.needs_reference else "actor_rollout"
+    """The trainer of the config, from the warmed-up model or from the config's own, into `hf/`."""
+    settings, kind = config.trainer, TRAINERS.resolve(config.trainer.name, config.trainer.source)
     session = Session(
         directory,
         progress,
         num_ranks=config.num_workers,
-        save_freq=trainer.save_freq,
-        keep=trainer.keep_checkpoints,
-        total_steps=trainer.total_steps,
-        trackers=Trackers(directory.tracker_run(config, "rl"), trainer.trackers),
-        watchers=[NothingLearned(), *_log_prob_watchers(config), *_thread_watchers(config)],
+        save_freq=settings.save_freq,
+        keep=settings.keep_checkpoints,
+        total_steps=settings.total_steps,
+        trackers=Trackers(directory.tracker_run(config, "rl"), settings.trackers),
+        health_checks=[NothingLearned(), *_log_prob_checks(config), *_thread_checks(config)],
     )
-    spec = replace(policy_spec(config, _start_model(config, directory)), profiler=_profiler(config, directory))
-    models = {"model.path": spec.model, **({"ref.model": spec.ref_model} if spec.ref_model else {})}
+    plans = kind.plans(_with_profile_folder(config, directory), _start_model(config, directory))
     _announce_start(config, progress)
     with (
         session,
         Scorer(task, config.reward, log=directory.path / "reward.log") as scorer,
-        _group(config, Init(ActorRolloutRefWorker, spec, role), "policy", directory, models) as group,
+        _groups(config, plans, directory) as groups,
     ):
-        session.profiler = StepProfiler(config.profiler, [group])
-        ppo = PPOTrainer(config, group, task, scorer, tokenizer, session)
-        ppo.fit()
-        ppo.report_held_out("after", step=trainer.total_steps)
-        progress.announce("saving the model")
-        publish_model(directory.hf, group.call.save_hf, step=trainer.total_steps)
+        session.profiler = StepProfiler(config.profiler, groups.distinct())
+        trainer = kind(TrainerContext(config, groups, task, scorer, tokenizer, session))
+        trainer.fit()
+        trainer.finish()
 
 
 @dataclass(frozen=True)
@@ -132,12 +129,11 @@ def evaluate_model(config: RunConfig, model: ModelConfig, task: Task) -> Scores:
     tokenizer, sampling = load_tokenizer(model), config.rollout.sampling
     role: Role = "rollout"
     step, chat_template = config.trainer.total_steps, config.task.chat_template
-    spec, setup = policy_spec(config, model), NodeSetup((ModelFiles.of("model.path", model),))
-    with (
-        Scorer(task, config.reward) as scorer,
-        start_group(config, Init(ActorRolloutRefWorker, spec, role), "eval", setup) as group,
-    ):
-        generate = group.call.generate_sequences
+    plan = GroupPlan(
+        "eval", ("rollout",), Init(ActorRolloutRefWorker, policy_spec(config, model), role), {"model.path": model}, ()
+    )
+    with Scorer(task, config.reward) as scorer, started(config, [plan]) as groups:
+        generate = groups.of("rollout", ActorRolloutRefWorker).call.generate_sequences
         likeliest, sampled = (
             evaluate(generate, scorer, task.held_out, tokenizer, how, step=step, chat_template=chat_template)
             for how in (greedy(sampling), sampling)
@@ -145,21 +141,10 @@ def evaluate_model(config: RunConfig, model: ModelConfig, task: Task) -> Scores:
     return Scores(greedy_score=rounded(likeliest.mean), sampled_score=rounded(sampled.mean), n=len(task.held_out))
 
 
-def policy_spec(config: RunConfig, model: ModelConfig) -> PolicySpec:
-    """The policy worker's part of a config."""
-    return PolicySpec(
-        model, config.actor, config.rollout, total_optimizer_steps(config), config.seed, ref_model=_ref_model(config)
-    )
-
-
-def _profiler(config: RunConfig, directory: RunDirectory) -> ProfilerConfig:
-    save_path = str(directory.path.absolute() / config.profiler.save_path)  # ranks have working directories of their own
-    return config.profiler.model_copy(update={"save_path": save_path})
-
-
-def _ref_model(config: RunConfig) -> ModelConfig | None:
-    """The reference model if it is not the one that RL starts from; loaded like that one."""
-    return None if config.ref.model is None else config.model.moved_to(config.ref.model)
+def _with_profile_folder(config: RunConfig, directory: RunDirectory) -> RunConfig:
+    """Ranks have working directories of their own, so that the folder of recordings must be absolute."""
+    save_path = str(directory.path.absolute() / config.profiler.save_path)
+    return config.model_copy(update={"profiler": config.profiler.model_copy(update={"save_path": save_path})})
 
 
 def _start_model(config: RunConfig, directory: RunDirectory) -> ModelConfig:
@@ -179,20 +164,20 @@ def _announce_start(config: RunConfig, progress: Progress) -> None:
         progress.announce(f"starting {config.num_workers} {config.runtime_name} worker(s) on {config.nodes} node(s)")
 
 
-def _thread_watchers(config: RunConfig) -> list[Watcher]:
-    """This process's CPU time tells of the ranks only where they live in it."""
+def _thread_checks(config: RunConfig) -> list[HealthCheck]:
+    """This process's CPU time is that of the ranks only where they live in it."""
     return [ThreadsWait()] if not capabilities_of(config.runtime_name).own_processes else []
 
 
-def _log_prob_watchers(config: RunConfig) -> list[Watcher]:
+def _log_prob_checks(config: RunConfig) -> list[HealthCheck]:
     """In bfloat16 rounding alone makes large gaps."""
     return [LogProbsDisagree()] if config.actor.engine.compute_dtype is None else []
 
 
-def _group(
-    config: RunConfig, init: Init[W], name: str, directory: RunDirectory, models: Mapping[str, ModelConfig]
-) -> WorkerGroup[W]:
-    """The workers of a phase, on nodes that see its directory and its models (by the settings that name them)."""
-    files = tuple(ModelFiles.of(setting, model) for setting, model in models.items())
-    with shared(directory.path) as folder:
-        return start_group(config, init, name, NodeSetup(files, folder))
+@contextmanager
+def _groups(config: RunConfig, plans: Sequence[GroupPlan], directory: RunDirectory) -> Iterator[Groups]:
+    """The groups of a phase, on nodes that see its directory and its models."""
+    with ExitStack() as stack:
+        with shared(directory.path) as folder:
+            groups = stack.enter_context(started(config, plans, folder))
+        yield groups

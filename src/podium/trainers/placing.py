@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from podium.config import RunConfig
 from podium.errors import NoRoomError, ResourceError
@@ -14,13 +14,21 @@ from podium.trainers.threads import threads_per_rank
 
 W = TypeVar("W", bound=Worker)
 
+GLOBAL_POOL: Final = "global_pool"
+"""The pool of all ranks of a run."""
 
-def start_group(config: RunConfig, init: Init[W], name: str, setup: NodeSetup) -> WorkerGroup[W]:
-    """The workers of a phase on `config.nodes`. ResourceError, in the words of the settings, where they have no room, or where
+
+def pools(config: RunConfig) -> dict[str, ResourcePool]:
+    """The pools of a run, by name."""
+    return {GLOBAL_POOL: ResourcePool([config.ranks_per_node] * config.nodes, use_gpu=config.use_gpu)}
+
+
+def start_group(config: RunConfig, init: Init[W], name: str, setup: NodeSetup, *, pool: str = GLOBAL_POOL) -> WorkerGroup[W]:
+    """A group of a run on the nodes of its pool. ResourceError, in the words of the settings, where they have no room, or where
     a node is not as `setup` wants it."""
     try:
         return WorkerGroup(
-            ResourcePool([config.ranks_per_node] * config.nodes, use_gpu=config.use_gpu),
+            pools(config)[pool],
             init,
             runtime=config.runtime_name,
             name=name,

@@ -13,10 +13,13 @@ from podium.config import RunConfig, check, part_sections
 from podium.datasets import prompt_tokens, special_token_remarks
 from podium.errors import ConfigError, DataError, MissingExtraError
 from podium.models import check_model_path, load_model_config, load_tokenizer, row_limit
+from podium.parts import TRAINERS
 from podium.runtimes import capabilities_of
 from podium.tasks import Problem, Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
-from podium.trainers.chain import check_chain, ppo_links, sft_links
+from podium.trainers.dataflow import check_dataflow, roles_of
 from podium.trainers.paths import anchored
+from podium.trainers.sft import SFTTrainer
+from podium.trainers.steps import advantage_estimator
 from podium.workers import DistProfiler
 
 logger = logging.getLogger(__name__)
@@ -35,8 +38,15 @@ def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) 
     check(config, is_trained=is_trained)
     if is_trained:
         if config.warmup.steps:
-            check_chain(sft_links())
-        check_chain(ppo_links(config))
+            check_dataflow(SFTTrainer.dataflow())
+        steps = TRAINERS.resolve(config.trainer.name, config.trainer.source).dataflow(config)
+        check_dataflow(steps)
+        _check_samples(config)
+        if config.ref.model is not None and "ref" not in roles_of(steps):
+            raise ConfigError(
+                f"ref.model={config.ref.model} is not used: set actor.use_kl_loss=true or algorithm.use_kl_in_reward=true, or "
+                "ref.model=null"
+            )
         if not capabilities_of(config.runtime_name).own_processes:  # elsewhere the ranks may have the GPU that a tool needs
             DistProfiler(0, config.profiler)
     config = anchored(config)
@@ -61,6 +71,15 @@ def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) 
         for remark in (*task.remarks, *special_token_remarks(prompts, tokenizer, chat_template=config.task.chat_template)):
             logger.warning("%s", remark)
     return task
+
+
+def _check_samples(config: RunConfig) -> None:
+    section, samples = config.algorithm.adv_estimator, config.rollout.sampling.n
+    least = advantage_estimator(config.algorithm).min_samples
+    if samples < least:
+        raise ConfigError(
+            f"{section.name} compares the samples of a prompt: rollout.sampling.n must be at least {least}, got {samples}"
+        )
 
 
 class _PromptLengths:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from podium.observability import RESPONSE_LENGTH, REWARD, Max, Mean, Metrics, Min, Sample, Sum
 from podium.protocol import DataProto
+from podium.protocol.jagged import is_jagged, parts
 from podium.tasks import Problem
 from podium.trainers.evaluation import Evaluation
 
@@ -73,22 +74,28 @@ def batch_metrics(batch: DataProto, lengths_B: Tensor) -> Metrics:
     is_scored_B, lengths_B = batch.batch["is_scored"], lengths_B.float()
     rewards_B = batch.batch["rewards"][is_scored_B]
     uids = batch.non_tensor_batch["uid"]
-    has_zero_B = batch.batch["advantages"] == 0
-    came = Metrics().merge([value for value in batch.meta_info.values() if isinstance(value, Metrics)])
+    of_rows = Metrics().merge([value for value in batch.meta_info.values() if isinstance(value, Metrics)])
     cut_off = [reason == "length" for reason in batch.non_tensor_batch["finish_reason"]]
     return Metrics(
         {
             REWARD: _mean(rewards_B),
             "critic/rewards/max": Max(float(rewards_B.max())),
             "critic/rewards/min": Min(float(rewards_B.min())),
-            "critic/advantages/zero_frac": Mean(float(lengths_B[has_zero_B].sum()), float(lengths_B.sum())),  # of tokens
+            "critic/advantages/zero_frac": _zero_tokens(batch.batch["advantages"], lengths_B),
             RESPONSE_LENGTH: _mean(lengths_B),
             "response_length/max": Max(float(lengths_B.max())),
             "response_length/clip_ratio": Mean.of(cut_off),
-            **came,
+            **of_rows,
             "reward/incomplete_groups": Sum(len(set(uids[~is_scored_B.numpy()].tolist()))),
         }
     )
+
+
+def _zero_tokens(advantages: Tensor, lengths_B: Tensor) -> Mean:
+    """The fraction of tokens whose advantage is 0; advantages are [B] or jagged [B, *]."""
+    if is_jagged(advantages):
+        return Mean.of((parts(advantages)[0] == 0).tolist())
+    return Mean(float(lengths_B[advantages == 0].sum()), float(lengths_B.sum()))
 
 
 def samples(batch: DataProto, count: int) -> list[Sample]:

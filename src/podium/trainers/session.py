@@ -32,17 +32,17 @@ from podium.observability import (
     Spans,
     Trackers,
 )
-from podium.single_controller import Traffic, Worker, WorkerGroup, recorded_traffic
+from podium.single_controller import Traffic, recorded_traffic
+from podium.trainers.health import HealthCheck
 from podium.trainers.profiling import StepProfiler
+from podium.trainers.roles import Groups
 from podium.trainers.run_directory import RunDirectory
 from podium.trainers.traffic import StepTraffic, write_traffic
-from podium.trainers.watch import Watcher
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-W = TypeVar("W", bound=Worker)
 
 IDLE_LIMIT_S = 20.0
 """How long an interrupted run waits for ranks that are still at a call, before it gives up saving: schedulers often kill after
@@ -74,13 +74,14 @@ class Session:
         keep: int,
         total_steps: int,
         trackers: Trackers | None = None,
-        watchers: Sequence[Watcher] = (),
+        health_checks: Sequence[HealthCheck] = (),
     ) -> None:
         self.run, self.total_steps, self._num_ranks = run, total_steps, num_ranks
-        self._progress, self._save_freq, self._watchers = progress, save_freq, watchers
+        self._progress, self._save_freq, self._health_checks = progress, save_freq, health_checks
         self._store = CheckpointStore(run.checkpoints, keep=keep)
         self._recorder = Recorder(run.path, trackers=trackers)
         self.spans = Spans(progress.activity)
+        self._groups = Groups({})
         self._measured: Measured | None = None
         self._finished_step = self._saved_step = -1
         self._is_updating = False
@@ -93,18 +94,21 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._recorder.__exit__(kind, error, trace)
 
-    def begin(self, phase: str, load: Callable[[str], object], *, saves_step_zero: bool = False) -> int | None:
-        """Load the newest complete checkpoint, if there is one, and cut what was logged after it; returns its step.
+    def begin(self, phase: str, groups: Groups, *, saves_step_zero: bool = False) -> int | None:
+        """Begin a phase with its groups: load the newest complete checkpoint, if any, and cut what was logged after it.
+
+        Returns the checkpoint's step.
 
         CheckpointError when a phase that `saves_step_zero` has logged later steps and no checkpoint is left: going on would
         begin again in silence. Rows of metrics that are gone cost a warning.
         """
+        self._groups = groups
         checkpoint = self._store.latest()
         done = checkpoint.step if checkpoint else None
         for reason in self._store.skipped:
             logger.warning("a checkpoint is not used: %s", reason)
         if checkpoint:
-            load(str(checkpoint.path.absolute()))
+            groups.load(checkpoint.path.absolute())
             self._store.discard_after(checkpoint.step)
         elif saves_step_zero and self._recorder.last_step:
             raise CheckpointError(
@@ -128,12 +132,12 @@ class Session:
         return done
 
     @contextmanager
-    def saved_when_interrupted(self, save: Saver, group: WorkerGroup[W]) -> Iterator[None]:
+    def saved_when_interrupted(self) -> Iterator[None]:
         """Around the steps: Ctrl-C and SIGTERM save the last finished step, unless the ranks have begun to change its state."""
         try:
             yield
         except KeyboardInterrupt:
-            self._save_finished(save, group)
+            self._save_finished()
             raise
 
     def updating(self) -> None:
@@ -155,7 +159,6 @@ class Session:
         self,
         step: int,
         metrics: Metrics,
-        save: Saver,
         *,
         tokens: int = 0,
         samples: list[Sample] | None = None,
@@ -176,10 +179,10 @@ class Session:
         self._recorder.log_step(step, floats)
         self._finished_step, self._is_updating = step, False
         self._progress.update(step, floats)
-        for warning in filter(None, [watcher.see(floats) for watcher in self._watchers]):
+        for warning in filter(None, [check.warning_after(floats) for check in self._health_checks]):
             logger.warning("step %d: %s", step, warning)
         if step == 0 or step == self.total_steps or (self._save_freq and step % self._save_freq == 0):
-            self._save(step, save)
+            self._save(step)
         self._begin_step(step + 1)
 
     def announce(self, text: str) -> None:
@@ -205,25 +208,25 @@ class Session:
         if self.profiler is not None:
             self.profiler.before(step)
 
-    def _save(self, step: int, save: Saver) -> None:
+    def _save(self, step: int) -> None:
         with self.spans("save_checkpoint"):
-            self._store.save(step, save)
+            self._store.save(step, self._groups.save)
         self._saved_step = step
 
-    def _save_finished(self, save: Saver, group: WorkerGroup[W]) -> None:
+    def _save_finished(self) -> None:
         """Save the last finished step where that is possible; a warning says why it is not."""
         step = self._finished_step
         if self._is_updating or step <= self._saved_step:
             return
         self.announce(f"interrupted: saving step {step}")
         deadline_s = time.monotonic() + IDLE_LIMIT_S
-        while group.status().calls:
+        while self._groups.is_busy():
             if time.monotonic() > deadline_s:
                 logger.warning("step %d is not saved: the ranks were still busy after %g s", step, IDLE_LIMIT_S)
                 return
             time.sleep(0.1)
         try:
-            self._save(step, save)
+            self._save(step)
         except Exception as exc:  # the run ends either way; what counts is how it goes on
             logger.warning("step %d is not saved: %s", step, exc)
 

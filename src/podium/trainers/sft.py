@@ -9,8 +9,9 @@ from podium.config import RunConfig
 from podium.datasets import StepSampler, supervised_batch
 from podium.observability import Metrics
 from podium.protocol import DataProto
-from podium.single_controller import WorkerGroup
 from podium.tasks import Task, draw_targets
+from podium.trainers.dataflow import Step, worker_step
+from podium.trainers.roles import Groups
 from podium.trainers.session import Session, publish_model, timed
 from podium.workers import TrainingWorker
 
@@ -18,28 +19,36 @@ from podium.workers import TrainingWorker
 class SFTTrainer:
     """Trains on a task's training problems with targets drawn from a mixture (`warmup.targets`)."""
 
+    loss = SFTLoss()
+
     def __init__(
         self,
         config: RunConfig,
-        group: WorkerGroup[TrainingWorker],
+        groups: Groups,
         task: Task,
         tokenizer: PreTrainedTokenizerBase,
         session: Session,
     ) -> None:
         self.config, self.task, self.tokenizer, self.session = config, task, tokenizer, session
-        self.group, self.model = group, group.call
+        self.groups, self.model = groups, groups.of("actor", TrainingWorker).call
         self.sampler = StepSampler(num_problems=len(task.train), batch_size=config.warmup.batch_rows, seed=config.seed)
+
+    @staticmethod
+    def dataflow() -> list[Step]:
+        """The steps of `fit` in order."""
+        made = ("input_ids", "responses", "response_mask")
+        return [Step("batch", (), made), worker_step("actor", TrainingWorker.train_batch, also_reads=SFTTrainer.loss.reads)]
 
     def fit(self) -> None:
         """From the newest checkpoint, or from the start, to a model folder at `hf/` of the session's run directory."""
-        self.model.set_loss_fn(SFTLoss())
-        done = self.session.begin("warm-up", self.model.load_checkpoint) or 0
-        with self.session.saved_when_interrupted(self.model.save_checkpoint, self.group):
+        self.model.set_loss_fn(self.loss)
+        done = self.session.begin("warm-up", self.groups) or 0
+        with self.session.saved_when_interrupted():
             for step in range(done + 1, self.config.warmup.steps + 1):
                 with self.session.step():
                     batch = self.batch(step)
                     metrics = self.update(batch)
-                self.session.end_step(step, metrics.prefixed("warmup"), self.model.save_checkpoint)
+                self.session.end_step(step, metrics.prefixed("warmup"))
         self.session.announce("saving the warmed-up model")
         publish_model(self.session.run.hf, self.model.save_hf, step=self.config.warmup.steps)
 

@@ -21,7 +21,7 @@ from podium.engines import pick_device
 from podium.errors import ConfigError, unknown_name
 from podium.models import load_model, load_tokenizer
 from podium.observability import LAYOUT_FRAC, LOG_PROB_GAP, Max, Mean, Metrics
-from podium.parts import ROLLOUTS
+from podium.parts import POLICY_LOSSES, ROLLOUTS
 from podium.protocol import DataProto, object_column, without_padding
 from podium.protocol.jagged import parts
 from podium.rollout import BaseRollout, RolloutContext
@@ -156,12 +156,15 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
 
     @register(
         dispatch_mode=ACTOR_MESH,
-        reads=["input_ids", "responses", "response_mask", "old_log_probs", "advantages", "mini_batch"],
+        reads=["input_ids", "responses", "mini_batch"],
         writes=[],
     )
     @DistProfiler.annotate()
     def update_actor(self, batch: DataProto) -> DataProto:
-        """Epochs times mini-batches of policy updates; see `TrainingWorker.train_mini_batch`."""
+        """Epochs times mini-batches of policy updates; see `TrainingWorker.train_mini_batch`.
+
+        It reads the columns of the policy's loss too: `policy_loss(actor).reads`.
+        """
         return self.actor.train_mini_batch(batch)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -248,9 +251,7 @@ def _actor(spec: PolicySpec, model: PreTrainedModel) -> TrainingWorker:
 def policy_loss(actor: ActorConfig) -> PolicyLoss:
     """The loss that the settings ask for."""
     return PolicyLoss(
-        clip_low=actor.clip_ratio_low,
-        clip_high=actor.clip_ratio_high,
-        clip_c=actor.clip_ratio_c,
+        POLICY_LOSSES.resolve(actor.loss.name, actor.loss.source)(actor.loss),
         aggregation=Aggregation(actor.loss_agg_mode, actor.loss_scale_factor),
         drop_zero_advantage=actor.drop_zero_advantage,
         entropy_coeff=actor.entropy_coeff,

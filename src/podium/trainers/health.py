@@ -1,4 +1,4 @@
-"""What is worth one warning while a run goes on: each watcher sees the numbers of every step, and speaks at most once."""
+"""Health checks of a run: each sees the metrics of every step, and warns once when they show a problem."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from podium.observability import CPU_S, LAYOUT_FRAC, LOG_PROB_GAP, STEP_S, TIMING_PREFIX
 
 NUM_STEPS = 5
-"""Steps in a row that make a case."""
+"""Consecutive steps with the same symptom before a warning."""
 STARVED_FRAC = 0.8
 """Threads that work side by side use more than one core's time; those that wait for a core that others use, less than this."""
 
@@ -16,39 +16,39 @@ MAX_LOG_PROB_GAP = 0.1
 """Nats between rollout and trainer, per token, above which rounding in float32 is not the reason (it makes about 1e-5)."""
 
 
-class Watcher(Protocol):
+class HealthCheck(Protocol):
     """Sees each step once."""
 
-    def see(self, metrics: Mapping[str, float], /) -> str | None:
-        """A warning, or None."""
+    def warning_after(self, metrics: Mapping[str, float], /) -> str | None:
+        """The warning after a step with these metrics, or None."""
 
 
-class InARow:
-    """Speaks when `is_odd` held for `NUM_STEPS` steps in a row, once."""
+class ConsecutiveSteps:
+    """Warns once, when `has_symptom` was true for `NUM_STEPS` consecutive steps."""
 
     def __init__(self) -> None:
         self._count = 0
 
-    def is_odd(self, metrics: Mapping[str, float]) -> bool:
-        """Whether the step is one more of the case."""
+    def has_symptom(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the step shows the problem."""
         raise NotImplementedError
 
     def warning(self, metrics: Mapping[str, float]) -> str:
-        """What is said, at the last of the steps."""
+        """The text of the warning, after the last of the steps."""
         raise NotImplementedError
 
-    def see(self, metrics: Mapping[str, float], /) -> str | None:
+    def warning_after(self, metrics: Mapping[str, float], /) -> str | None:
         if self._count < NUM_STEPS:
-            self._count = self._count + 1 if self.is_odd(metrics) else 0
+            self._count = self._count + 1 if self.has_symptom(metrics) else 0
             if self._count == NUM_STEPS:
                 return self.warning(metrics)
         return None
 
 
-class NothingLearned(InARow):
-    """Every prompt's samples all had the same reward, so that no advantage, and no gradient from rewards, was left."""
+class NothingLearned(ConsecutiveSteps):
+    """All advantages were zero, so that the rewards gave no gradient: every prompt's samples had the same reward."""
 
-    def is_odd(self, metrics: Mapping[str, float]) -> bool:
+    def has_symptom(self, metrics: Mapping[str, float]) -> bool:
         return metrics.get("critic/advantages/zero_frac") == 1.0
 
     def warning(self, metrics: Mapping[str, float]) -> str:
@@ -61,16 +61,16 @@ class NothingLearned(InARow):
 
 
 class LogProbsDisagree:
-    """Rollout and trainer gave the same tokens other log-probs: the policy that is trained is not the one that was sampled."""
+    """Rollout and trainer gave the same tokens different log-probs: the policy that learns is not the one that was sampled."""
 
     def __init__(self) -> None:
-        self._is_said = False
+        self._has_warned = False
 
-    def see(self, metrics: Mapping[str, float], /) -> str | None:
+    def warning_after(self, metrics: Mapping[str, float], /) -> str | None:
         gap = metrics.get(LOG_PROB_GAP, 0.0)
-        if self._is_said or gap <= MAX_LOG_PROB_GAP:
+        if self._has_warned or gap <= MAX_LOG_PROB_GAP:
             return None
-        self._is_said = True
+        self._has_warned = True
         layouts = [name.removeprefix(LAYOUT_FRAC) for name, share in metrics.items() if name.startswith(LAYOUT_FRAC) and share]
         return (
             f"rollout and trainer differ by up to {gap:.3g} nats in the log-probs of the same tokens ({LOG_PROB_GAP}); rounding "
@@ -79,13 +79,13 @@ class LogProbsDisagree:
         )
 
 
-class ThreadsWait(InARow):
+class ThreadsWait(ConsecutiveSteps):
     """Several threads of this process used less CPU time than one would: they wait for cores that other programs use.
 
     Only for ranks that live in this process; the seconds of `score`, whose work other processes do, do not count.
     """
 
-    def is_odd(self, metrics: Mapping[str, float]) -> bool:
+    def has_symptom(self, metrics: Mapping[str, float]) -> bool:
         threads = max((value for name, value in metrics.items() if name.endswith("/threads_per_rank")), default=1.0)
         wall_s = metrics.get(STEP_S, 0.0) - metrics.get(f"{TIMING_PREFIX}/score", 0.0)
         return threads > 1 and metrics.get(CPU_S, 0.0) < STARVED_FRAC * wall_s

@@ -1,20 +1,21 @@
-"""Groups of unequal size, as rollouts of several turns give them: what a mini-batch counts is prompts, whatever their rows."""
+"""`PPOTrainer`: mini-batches are whole prompts, however many rows a prompt has, and every row has its advantage."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from podium.config import ModelConfig, RunConfig, resolve
-from podium.models import load_tokenizer
-from podium.observability import Metrics, Spans
+from podium.config import RunConfig, resolve
+from podium.observability import Spans
 from podium.protocol import DataProto
 from podium.protocol.jagged import jagged, offsets_of
 from podium.single_controller import DataProtoFuture, Init, ResourcePool, WorkerGroup
-from podium.trainers import PPOTrainer
-from podium.trainers.launch import policy_spec
+from podium.trainers import PPOTrainer, TrainerContext, steps
+from podium.trainers.ppo import policy_spec
+from podium.trainers.roles import Groups
 from podium.workers import ActorRolloutRefWorker
 from tests.tasks.builders import Rows
 
@@ -46,26 +47,23 @@ def rows(mask: list[int]) -> DataProto:
     return DataProto(columns, {"uid": uids}, {"step": 1})
 
 
-def updated(config: RunConfig, scored: DataProto) -> tuple[DataProto, Metrics, list[list[str]]]:
-    """The batch with its advantages, the metrics of its update, and the uids that each optimizer step saw."""
-    seen: list[list[str]] = []
-    session = SimpleNamespace(spans=Spans(), updating=lambda: None)
-    with WorkerGroup(ResourcePool([1]), Init(ActorRolloutRefWorker, policy_spec(config, config.model), "actor")) as group:
-        trainer = PPOTrainer(config, group, Rows(4), None, load_tokenizer(ModelConfig(path="char_llama")), session)
-        future = trainer.advantages(DataProtoFuture.of(scored), 1)
-        batch = future.get()
-        for number in range(2):
-            seen.append(sorted(batch.non_tensor_batch["uid"][(batch.batch["mini_batch"][:, 0] == number).numpy()]))
-        return batch, trainer.update(future), seen
+def prepared(config: RunConfig, scored: DataProto) -> DataProtoFuture:
+    """The batch with its advantages and mini-batches."""
+    batch = steps.with_advantages(DataProtoFuture.of(scored), config.algorithm, steps.advantage_estimator(config.algorithm))
+    return steps.mini_batches.on(batch, num_prompts=4, size=2, epochs=1, seed=0, step=1)
 
 
 def test_a_mini_batch_is_whole_prompts_however_many_rows_they_have():
     """Field report G11: four prompts of 1, 5, 2 and 4 rows, two a mini-batch: two optimizer steps, and the schedule with them."""
     config = resolve(SETTINGS)
-    batch, metrics, seen = updated(config, rows([1, 1]))
+    future, session = prepared(config, rows([1, 1])), SimpleNamespace(spans=Spans(), updating=lambda: None)
+    batch = future.get()
+    uids, mini_batches = batch.non_tensor_batch["uid"], batch.batch["mini_batch"][:, 0]
     assert len(batch) == 12
-    assert seen == [["a"] + ["b"] * 5, ["c"] * 2 + ["d"] * 4]
-    floats = metrics.to_floats()
+    assert [sorted(uids[(mini_batches == number).numpy()]) for number in range(2)] == [["a"] + ["b"] * 5, ["c"] * 2 + ["d"] * 4]
+    with WorkerGroup(ResourcePool([1]), Init(ActorRolloutRefWorker, policy_spec(config, config.model), "actor")) as group:
+        context: Any = (config, Groups({"actor": group, "rollout": group}), Rows(4), None, None, session)
+        floats = PPOTrainer(TrainerContext(*context)).update(future).to_floats()
     assert floats["actor/lr"] == pytest.approx(1e-3 * (1 - 1 / 3))  # the second of four optimizer steps
     assert floats["actor/skipped_updates"] == 0.0
 
@@ -76,7 +74,7 @@ def test_every_row_of_a_trajectory_has_its_advantage_whatever_its_mask():
     One advantage a row, which the loss takes for each of its tokens.
     """
     config = resolve(SETTINGS)
-    whole, masked = (updated(config, rows(mask))[0].batch["advantages"] for mask in ([1, 1, 1, 1], [0, 1, 0, 1]))
+    whole, masked = (prepared(config, rows(mask)).get().batch["advantages"] for mask in ([1, 1, 1, 1], [0, 1, 0, 1]))
     assert torch.equal(whole, masked)
     assert masked.shape == (12,)
     assert masked[0] == 0.0  # prompt a, a group of one
