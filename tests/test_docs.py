@@ -67,12 +67,16 @@ def test_python_on_a_page_is_run_by_a_test():
         assert page in (ROOT / test).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", PORTING, ROOT / "docs" / "data.md"], ids=lambda page: page.name)
-def test_the_python_of_a_page_runs(page: Path, tmp_path: Path):
-    script = tmp_path / "page.py"
-    script.write_text(python_of(page), encoding="utf-8")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+def test_the_python_of_the_pages_runs(tmp_path: Path):
+    """One after another in one process, whose Ray cluster they share. A traceback names the page and its line."""
+    scripts = []
+    for page in (ROOT / "README.md", PORTING, ROOT / "docs" / "data.md"):
+        scripts.append(tmp_path / f"{page.stem}.py")
+        scripts[-1].write_text(python_of(page), encoding="utf-8")
+    run_all = "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path, run_name='__main__'); print(path)"
+    done = subprocess.run([sys.executable, "-c", run_all, *scripts], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
+    assert [path for path in map(str, scripts) if path not in done.stdout] == []
 
 
 def test_a_false_statement_on_a_page_would_be_found(tmp_path: Path):

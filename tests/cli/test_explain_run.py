@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podium.trainers import RunDirectory
-from tests.cli.test_cli import podium
+from tests.cli.in_process import podium
 from tests.trainers.builders import small_config, train
 
 
@@ -44,7 +44,6 @@ def test_it_prints_the_arithmetic_and_the_bytes_of_each_edge(run: RunDirectory):
     assert through.endswith(" that moved")
 
 
-@pytest.mark.slow
 def test_as_json_it_is_one_object(run: RunDirectory):
     explained = podium("explain", str(run.path), "--json")
     assert explained.returncode == 0, explained.stderr
@@ -62,7 +61,6 @@ def test_as_json_it_is_one_object(run: RunDirectory):
     assert traffic["by_way"]["read"] == sum(row["bytes"] for row in rows if row["way"] == "read")
 
 
-@pytest.mark.slow
 def test_a_run_without_measured_bytes_says_so_in_one_line(run: RunDirectory, tmp_path: Path):
     shutil.copy(run.config, tmp_path / "config.yaml")
     explained = podium("explain", ".", cwd=tmp_path)
@@ -71,7 +69,6 @@ def test_a_run_without_measured_bytes_says_so_in_one_line(run: RunDirectory, tmp
     assert json.loads(podium("explain", str(tmp_path), "--json").stdout)["traffic"] is None
 
 
-@pytest.mark.slow
 def test_bad_paths_and_files_are_one_message_and_exit_code_2(run: RunDirectory, tmp_path: Path):
     shutil.copy(run.config, tmp_path / "config.yaml")
     (tmp_path / "traffic.json").write_text('{"step": "one"}')

@@ -196,7 +196,7 @@ def test_a_verifier_that_evaluates_the_response_runs_in_limited_processes(tmp_pa
         assert not made.exists()
         assert scorer([problem] * 3, [attacks[0], problem.answer, "1"]).is_scored == [False, True, True]
         assert scorer.outcomes([problem], ["__import__('os')._exit(0)"]) == [Failed("the reward process ended with exit code 0")]
-    with Scorer(task, RewardConfig()) as scorer, pytest.raises(RewardError, match=r"about to do os\.system"):
+    with Scorer(task, RewardConfig(num_workers=1)) as scorer, pytest.raises(RewardError, match=r"about to do os\.system"):
         scorer([problem] * 2, [attacks[0], problem.answer])
 
 

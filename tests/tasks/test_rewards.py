@@ -497,7 +497,7 @@ def test_value_is_the_value_that_was_asked_for_and_counted(tmp_path):
     assert found.metrics.to_floats()["reward/failed"] == 1.0
 
 
-@pytest.mark.parametrize("result", ["1e308", "{'score': 1.0, 'length': float('nan')}"])
+@pytest.mark.parametrize("result", [pytest.param("1e308", marks=pytest.mark.slow), "{'score': 1.0, 'length': float('nan')}"])
 def test_a_number_that_spoils_the_rest_is_the_policys_and_names_row_and_value(tmp_path, result):
     """Infinite once it is float32, or in a metric's mean: neither may reach the advantages or the log."""
     code = f"def score(data_source, solution_str, ground_truth, extra_info): return {result} if solution_str == 'odd' else 1.0"
@@ -616,7 +616,14 @@ with Scorer(task, RewardConfig(function=sys.argv[1]), log=Path(sys.argv[3]) if s
 
 
 @pytest.mark.parametrize(
-    ("how", "kill"), [("end", None), ("raise", None), ("wait", signal.SIGINT), ("wait", signal.SIGTERM), ("wait", signal.SIGKILL)]
+    ("how", "kill"),
+    [
+        ("end", None),
+        ("wait", signal.SIGKILL),
+        pytest.param("raise", None, marks=pytest.mark.slow),
+        pytest.param("wait", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("wait", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
 )
 def test_no_process_is_left_however_the_driver_ends(tmp_path, how, kill):
     function = reward_file(tmp_path, ODD)
@@ -633,7 +640,7 @@ def test_no_process_is_left_however_the_driver_ends(tmp_path, how, kill):
     wait_until_gone(pids)
 
 
-@pytest.mark.parametrize("stuck", ["regex", "fork and regex"])
+@pytest.mark.parametrize("stuck", [pytest.param("regex", marks=pytest.mark.slow), "fork and regex"])
 def test_a_process_that_holds_the_gil_and_its_children_end_with_a_killed_driver(tmp_path, stuck):
     """A thread that waits for the driver's end never gets the GIL back from a regular expression."""
     command = [sys.executable, "-c", DRIVER, reward_file(tmp_path, ODD), stuck, str(tmp_path / "reward.log")]
