@@ -52,7 +52,7 @@ class FalseSignature:
 @pytest.mark.parametrize("cls", [3, None, "Plain", len, Plain(), [Plain]])
 @pytest.mark.parametrize("make", [Init, ClassWithInitArgs])
 def test_what_is_no_class_is_refused(make: Any, cls: Any):
-    with pytest.raises(RegistrationError, match=r"a group is made of a class, got .*: give the class itself"):
+    with pytest.raises(RegistrationError, match=r"a group must be made of a class, got .*: give the class itself"):
         make(cls)
 
 
@@ -64,7 +64,7 @@ def test_the_arguments_of_an_init_are_not_dropped():
 def test_an_abstract_class_is_refused_with_what_it_lacks():
     makers = (anything, lambda cls: WorkerGroup(ResourcePool([1]), cls), lambda cls: create_colocated_worker_cls({"half": cls}))
     for make in makers:
-        with pytest.raises(RegistrationError, match=r"Half is abstract, .* give a subclass that has size, update"):
+        with pytest.raises(RegistrationError, match=r"Half must not be abstract: give a subclass that implements size, update"):
             make(Half)
     assert anything(Whole)().size == 2
 

@@ -46,16 +46,25 @@ def test_a_coroutine_method_stays_one():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dispatch_mode": "ONE_TO_ALL"}, "dispatch_mode is a member of Dispatch or a dict .*, got 'ONE_TO_ALL'"),
-        ({"blocking": "no"}, "blocking is True or False, got 'no'"),
-        ({"blocking": None}, "blocking is True or False, got None"),
-        ({"materialize_futures": "no"}, "materialize_futures is True or False, got 'no'"),
-        ({"materialize_futures": 0}, "materialize_futures is True or False, got 0"),
-        ({"dispatch_mode": {"dispatch_fn": len}}, "two functions, 'dispatch_fn' and 'collect_fn', got"),
-        ({"dispatch_mode": {"dispatch_fn": len, "collect_fn": None}}, "two functions, .*; got collect_fn=None"),
-        ({"dispatch_mode": {"dispatch_fn": "f", "collect_fn": len}}, "two functions, .*; got dispatch_fn='f'"),
-        ({"dispatch_mode": Dispatch.ONE_TO_ALL, "execute_mode": "all"}, "execute_mode is a member of Execute"),
-        ({"dispatch_mode": Dispatch.DP_COMPUTE_PROTO, "execute_mode": Execute.RANK_ZERO}, "cannot run on RANK_ZERO only"),
+        ({"dispatch_mode": "ONE_TO_ALL"}, "dispatch_mode must be a member of Dispatch or a dict .*, got 'ONE_TO_ALL'"),
+        ({"blocking": "no"}, "blocking must be True or False, got 'no'"),
+        ({"blocking": None}, "blocking must be True or False, got None"),
+        ({"materialize_futures": "no"}, "materialize_futures must be True or False, got 'no'"),
+        ({"materialize_futures": 0}, "materialize_futures must be True or False, got 0"),
+        ({"dispatch_mode": {"dispatch_fn": len}}, "must have the keys 'dispatch_fn' and 'collect_fn', got"),
+        (
+            {"dispatch_mode": {"dispatch_fn": len, "collect_fn": None}},
+            "collect_fn of a dispatch mode must be a function, got None",
+        ),
+        (
+            {"dispatch_mode": {"dispatch_fn": "f", "collect_fn": len}},
+            "dispatch_fn of a dispatch mode must be a function, got 'f'",
+        ),
+        ({"dispatch_mode": Dispatch.ONE_TO_ALL, "execute_mode": "all"}, "execute_mode must be a member of Execute"),
+        (
+            {"dispatch_mode": Dispatch.DP_COMPUTE_PROTO, "execute_mode": Execute.RANK_ZERO},
+            "execute_mode must be Execute.ALL for DP_COMPUTE_PROTO",
+        ),
     ],
 )
 def test_modes_that_cannot_work_are_refused_at_decoration(options: dict[str, Any], message: str):

@@ -100,7 +100,7 @@ def test_visible_devices_are_set_only_where_ranks_have_processes(monkeypatch: py
 
 @pytest.mark.parametrize("name", [None, 3, "", ["actor"]])
 def test_a_mesh_is_registered_under_a_string(name: Any):
-    with pytest.raises(RegistrationError, match="a mesh is named by a string"):
+    with pytest.raises(RegistrationError, match="the name of a mesh must be a string"):
         Worker()._register_dispatch_collect_info(name, 0, is_collect=True)
 
 
@@ -172,5 +172,5 @@ def test_a_collective_may_wait_longer_than_a_call(
 
 
 def test_a_process_group_has_a_time_limit_that_is_one(no_process_group: None):
-    with pytest.raises(ConfigError, match="the time limit of a process group is more than 0 seconds, got 0"):
+    with pytest.raises(ConfigError, match="the time limit of a process group must be more than 0 seconds, got 0"):
         Worker().init_process_group("gloo", timeout_s=0)

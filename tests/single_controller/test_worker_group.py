@@ -183,7 +183,7 @@ def test_a_method_that_the_group_itself_has_is_refused(name: str):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def method(self: Worker) -> None: ...
 
-    with pytest.raises(RegistrationError, match=f"Hides registers {name}"):
+    with pytest.raises(RegistrationError, match=f"Hides must not register {name}"):
         WorkerGroup(ResourcePool([1]), type("Hides", (Worker,), {name: method}))
 
 
@@ -241,7 +241,7 @@ def test_keyword_only_calls_are_split_too():
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        ((rows(1), None), r"probes\.scripted \(DP_COMPUTE_PROTO\): rank 1 returned NoneType, expected a DataProto"),
+        ((rows(1), None), r"probes\.scripted \(DP_COMPUTE_PROTO\): rank 1 returned NoneType, but must return a DataProto"),
         ((rows(1), 3), "rank 1 returned int"),
     ],
 )
@@ -260,7 +260,7 @@ def test_none_from_every_rank_is_none():
 
 
 def test_row_counts_that_differ_name_the_method():
-    with pytest.raises(DispatchError, match=r"probes\.scaled .*needs a DataProto"):
+    with pytest.raises(DispatchError, match=r"probes\.scaled .*must be a DataProto"):
         group().scaled(3)
 
 
@@ -291,7 +291,7 @@ def test_a_plain_class_is_in_no_mesh():
         def update(self, batch: DataProto) -> DataProto:
             return batch
 
-    with pytest.raises(DispatchError, match=r"Plain is a plain class, which is in no mesh: derive it from Worker"):
+    with pytest.raises(DispatchError, match=r"Plain must be a subclass of Worker to be part of a mesh"):
         WorkerGroup(ResourcePool([1]), Plain).update(rows(1))
 
 
@@ -331,7 +331,7 @@ def test_what_a_call_waits_with_is_what_was_passed():
 
 def test_what_cannot_be_kept_for_later_is_refused_at_once():
     probes, slow = group(), Gated()
-    with pytest.raises(DispatchError, match=r"probes.sum_later.*an argument cannot be copied.*Call \.get\(\)"):
+    with pytest.raises(DispatchError, match=r"probes.sum_later.*cannot be copied.*Call \.get\(\)"):
         probes.sum_later(slow.future(), threading.Lock())
     with pytest.raises(DispatchError, match="stays in the driver"):
         probes.sum_later(slow.future(), [slow.future()])
@@ -482,7 +482,7 @@ def test_a_closed_group_says_so():
     ("make", "error", "message"),
     [
         (lambda: Init(Probe, scael=2), TypeError, r"Probe\(\): got an unexpected keyword argument 'scael'"),
-        (lambda: Init(cast(Any, len)), TypeError, "a group is made of a class, got <built-in"),
+        (lambda: Init(cast(Any, len)), TypeError, "a group must be made of a class, got <built-in"),
         (lambda: Init(Inner, None, 3), TypeError, r"Inner\(\): too many positional"),
         (lambda: WorkerGroup(ResourcePool([1]), Probe, runtime="rai"), ConfigError, "did you mean 'ray'"),
         (lambda: WorkerGroup(ResourcePool([1]), Probe, threads_per_rank=-1), ResourceError, "threads_per_rank"),

@@ -1,8 +1,7 @@
 """Several workers in one process per rank: each has a role, its own group on the driver, and access to the others.
 
-`create_colocated_worker_cls` makes one class of several, `group.spawn()` a group for each role. Roles are routed by
-(role, method), so that `actor` and `actor_rollout` never mix. An inner worker is constructed as the rank that it is part of;
-no environment variable is touched.
+`create_colocated_worker_cls` makes one class of several, `group.spawn()` a group for each role. Calls are routed by
+(role, method), so roles such as `actor` and `actor_rollout` cannot be confused. An inner worker has the rank of its process.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from podium.single_controller.routing.registration import MAGIC_ATTR, registrati
 from podium.single_controller.worker import Worker
 
 IS_FLAT = "_podium_is_flat"
-"""The attribute of a method that stands for that of a role."""
+"""The attribute of a method that forwards to the method of a role."""
 
 
 class ColocatedWorker(Worker):
     """A worker made of workers. Subclass what `create_colocated_worker_raw_cls` returns to give it methods of its own."""
 
     raw_cls_dict: ClassVar[Mapping[str, Init[Any]]] = {}
-    """What is in the process, by role."""
+    """The workers of the process, by role."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """RegistrationError when the class has something else under the name of a role."""
+        """RegistrationError if the class has another member with the name of a role."""
         super().__init_subclass__(**kwargs)
         taken = [role for role in cls.raw_cls_dict if hasattr(cls, role)]
         if taken:
             names = ", ".join(map(repr, taken))
             raise RegistrationError(
-                f"{cls.__name__} has a member of its own named {names}, where a role's worker goes; rename one"
+                f"{cls.__name__} must not have a member named {names}, which is the name of a role: rename one of them"
             )
 
     def __init__(self) -> None:
-        """Build the workers in the order of their roles. A `Worker` finds those before it in its `fused_worker_dict`."""
+        """Build the workers in the order of their roles. Each `Worker` finds the earlier ones in its `fused_worker_dict`."""
         for role, init in self.raw_cls_dict.items():
             try:
                 worker = _build(init, self.fused_worker_dict)
@@ -50,33 +49,33 @@ class ColocatedWorker(Worker):
             setattr(self, role, worker)
 
     def get_fused_worker_by_name(self, worker_name: str) -> Any:
-        """The worker of that role. DispatchError naming the roles where there is none, or none was built."""
+        """The worker of that role. DispatchError, naming the roles, if there is no such role or it was not built."""
         if worker_name in self.raw_cls_dict and worker_name not in self.fused_worker_dict:
             raise DispatchError(
-                f"role {worker_name!r} of {type(self).__name__} has not been built: its __init__ calls super().__init__(), "
-                "which builds the roles"
+                f"role {worker_name!r} of {type(self).__name__} was not built: call super().__init__() in its __init__, which "
+                "builds the roles"
             )
         return super().get_fused_worker_by_name(worker_name)
 
 
 def create_colocated_worker_raw_cls(class_dict: Mapping[str, Init[Any] | type]) -> type[ColocatedWorker]:
-    """The plain class of a worker that holds one of each, as `self.<role>`. RegistrationError for roles that cannot be.
+    """The plain class of a worker that has one of each role, as `self.<role>`. RegistrationError for invalid roles.
 
-    Options for one runtime belong to the class as a whole: give them to the `Init` that is made of it.
+    Options for one runtime apply to the class as a whole: give them to the `Init` that is made of it.
     """
     inits = _inits(class_dict)
     for role, init in inits.items():
         if init.options:
             raise RegistrationError(
-                f"role {role!r} has options {init.options} of its own: give them to the class made of the roles"
+                f"role {role!r} must not have options of its own, got {init.options}: give them to the class made of the roles"
             )
     return _class_of(inits)
 
 
 def create_colocated_worker_cls(class_dict: Mapping[str, Init[Any] | type]) -> Init[ColocatedWorker]:
-    """What a `WorkerGroup` is made of, to hold one worker of each role per rank: `group.spawn(roles)` gives their groups.
+    """The `Init` for a `WorkerGroup` with one worker of each role per rank; `group.spawn()` makes the roles' groups.
 
-    The roles' options become those of the process that they share. RegistrationError where two roles contradict.
+    The roles' options apply to the process that they share. RegistrationError if two roles have different options.
     """
     inits = _inits(class_dict)
     made = Init(_class_of(inits))
@@ -84,8 +83,8 @@ def create_colocated_worker_cls(class_dict: Mapping[str, Init[Any] | type]) -> I
         for name, option in init.options.items():
             if made.options.setdefault(name, option) != option:
                 raise RegistrationError(
-                    f"role {role!r} has option {name}={option!r}, a role before it {made.options[name]!r}: they share a process, "
-                    "so give them the same"
+                    f"role {role!r} must have the same option {name} as the roles before it, {made.options[name]!r}, since they "
+                    f"share a process, got {option!r}"
                 )
     return made
 
@@ -95,7 +94,7 @@ def _inits(class_dict: Mapping[str, Init[Any] | type]) -> dict[str, Init[Any]]:
         raise RegistrationError("colocation needs at least one role, got none")
     for role in class_dict:
         if not isinstance(role, str) or not role.isidentifier() or role.startswith("_"):
-            raise RegistrationError(f"a role is named like a Python variable, got {role!r}")
+            raise RegistrationError(f"the name of a role must be an identifier without a leading underscore, got {role!r}")
     return {role: init if isinstance(init, Init) else Init(init) for role, init in class_dict.items()}
 
 
@@ -105,7 +104,7 @@ def _class_of(inits: Mapping[str, Init[Any]]) -> type[ColocatedWorker]:
 
 
 def _build(init: Init[Any], colleagues: dict[str, Any]) -> Any:
-    """The worker; a `Worker` knows its colleagues before its `__init__` runs, unless it is made of workers itself."""
+    """The worker. Before its `__init__` runs, a `Worker` gets the workers of the other roles, unless it has roles itself."""
     if not issubclass(init.cls, Worker) or issubclass(init.cls, ColocatedWorker):
         return init()
     worker = init.cls.__new__(init.cls, *init.args, **init.kwargs)
@@ -115,7 +114,7 @@ def _build(init: Init[Any], colleagues: dict[str, Any]) -> Any:
 
 
 def _direct_methods(inits: Mapping[str, Init[Any]]) -> dict[str, Any]:
-    """The methods that are called on a worker's own handle, which knows no roles."""
+    """The direct methods of the roles, which are called on a worker's own handle by their plain names."""
     found: dict[str, Any] = {}
     owners: dict[str, str] = {}
     for role, init in inits.items():
@@ -133,8 +132,7 @@ def _direct_methods(inits: Mapping[str, Init[Any]]) -> dict[str, Any]:
 def _flat_methods(inits: Mapping[str, Init[Any]]) -> dict[str, Any]:
     """`<role>_<method>` for every registered method, to be called on a worker's own handle as in verl.
 
-    A name that two roles could mean is left out, and so is one that every worker has itself. The group does not call these: it
-    knows methods by their role.
+    Ambiguous names are left out, and so are names that every worker has. The group itself calls methods by role and name.
     """
     found: dict[str, Any] = {}
     several: set[str] = set()
@@ -155,13 +153,17 @@ def _flat_methods(inits: Mapping[str, Init[Any]]) -> dict[str, Any]:
 
 def _check_direct(role: str, name: str, owners: Mapping[str, str]) -> None:
     if name in owners:
-        raise RegistrationError(f"roles {owners[name]!r} and {role!r} both have the direct method {name!r}; rename one")
+        raise RegistrationError(
+            f"only one role may have the direct method {name!r}, got {owners[name]!r} and {role!r}: rename one of the methods"
+        )
     if hasattr(ColocatedWorker, name):
-        raise RegistrationError(f"role {role!r} has the direct method {name!r}, a name that every worker has itself; rename it")
+        raise RegistrationError(
+            f"the direct method {name!r} of role {role!r} must not have the name of a method of every worker: rename it"
+        )
 
 
 def _forward(role: str, name: str, method: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
-    """The role's method on the worker that it is part of, registered likewise: the group knows it, and refuses to call it."""
+    """A method that forwards to the role's, with the same registration."""
     if is_async:
 
         @wraps(method)

@@ -1,4 +1,4 @@
-"""`Init`: a worker class with its constructor's arguments, which every rank will construct."""
+"""`Init`: a worker class with the arguments of its constructor, which every rank calls."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ W = TypeVar("W")
 
 
 class Init(Generic[W]):
-    """A worker class with its constructor's arguments. TypeError at once when they do not fit.
+    """A worker class with the arguments of its constructor. TypeError at once if they do not fit.
 
-    RegistrationError, which is one too, for what is no class, and for an abstract one. The class is a subclass of `Worker`, or
-    any class whose methods are decorated with `@register`; one that `ray.remote` has wrapped is unwrapped.
+    The class is a subclass of `Worker`, or any class whose methods are decorated with `@register`; one that `ray.remote` has
+    wrapped is unwrapped. RegistrationError, a TypeError too, unless it is a class that can be instantiated.
     """
 
     def __init__(self, cls: Callable[P, W], /, *args: P.args, **kwargs: P.kwargs) -> None:
         if isinstance(cls, Init):
             name = cls.cls.__name__
-            raise RegistrationError(f"Init takes a class, got an Init of {name}, whose arguments would be lost: use it as it is")
+            raise RegistrationError(
+                f"Init must be given a class, got an Init of {name}, whose arguments would be lost: use that Init itself"
+            )
         self.cls: type[Any] = class_of(cls)
         _check_abstract(self.cls)
         _check_arguments(self.cls, args, kwargs)
         self.args: tuple[Any, ...] = args
         self.kwargs: dict[str, Any] = kwargs
         self.options: dict[str, Any] = {}
-        """What only one runtime understands: on Ray, options of the ranks' actors."""
+        """Options for one runtime: on Ray, those of the ranks' actors."""
 
     def __call__(self) -> W:
         """Construct the worker here."""
@@ -44,27 +46,29 @@ class Init(Generic[W]):
 
 
 def class_of(cls: object) -> type[Any]:
-    """The class itself, of an `Init` or of what `ray.remote` has made of it. RegistrationError for anything else."""
+    """The class itself, from an `Init` or from the result of `ray.remote`. RegistrationError for anything else."""
     if isinstance(cls, Init):
         return cls.cls
-    modified = getattr(getattr(cls, "__ray_metadata__", None), "modified_class", None)  # what ray.remote made of a class
+    modified = getattr(getattr(cls, "__ray_metadata__", None), "modified_class", None)  # the result of ray.remote
     original = getattr(modified, "__ray_actor_class__", cls)
     if not isinstance(original, type):
-        raise RegistrationError(f"a group is made of a class, got {cls!r}: give the class itself, and its arguments with Init")
+        raise RegistrationError(
+            f"a group must be made of a class, got {cls!r}: give the class itself, with its arguments in an Init"
+        )
     return original
 
 
 def _check_abstract(cls: type[Any]) -> None:
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
-        raise RegistrationError(f"{cls.__name__} is abstract, no rank can construct it: give a subclass that has {missing}")
+        raise RegistrationError(f"{cls.__name__} must not be abstract: give a subclass that implements {missing}")
 
 
 def _check_arguments(cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     try:
         signature = inspect.signature(cls.__init__)
     except (TypeError, ValueError):
-        return  # written in C, or with a signature that is none: what does not fit is told by the ranks
+        return  # a class written in C, or an invalid __signature__: the ranks report arguments that do not fit
     try:
         signature.bind(None, *args, **kwargs)
     except TypeError as error:

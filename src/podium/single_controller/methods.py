@@ -1,4 +1,4 @@
-"""The methods of a worker class as its group knows them: the registered ones, those of its roles, and any other by its name."""
+"""The methods of a worker class, as its group finds them: registered ones, those of its roles, and any other by its name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from podium.single_controller.routing.registration import Registration, classes_
 
 
 class Methods:
-    """What can be called on a group of `worker_class`, which is the worker of a role or, with None, the whole of a process."""
+    """The methods of `worker_class`, which is the class of a role or, if that is None, of the whole process."""
 
     def __init__(self, worker_class: type, role: str | None, registered: Mapping[str | None, list[Method]]) -> None:
         self.worker_class = worker_class
@@ -24,23 +24,23 @@ class Methods:
 
     @classmethod
     def of(cls, worker_class: type) -> Methods:
-        """Those of a class, and of its roles if it is made of some."""
+        """Those of a class and of its roles."""
         classes = classes_by_role(worker_class)
         return cls(worker_class, None, {role: _registered_methods(member, role) for role, member in classes.items()})
 
     @property
     def own(self) -> list[Method]:
-        """The registered ones that are called by their plain name."""
+        """The registered ones that the group offers by their plain names."""
         return self._registered[self._role]
 
     @property
     def registered_names(self) -> list[str]:
-        """The plain names of all that are registered, the roles' included."""
+        """The plain names of all registered ones, the roles' included."""
         return [method.name for methods in self._registered.values() for method in methods]
 
     @property
     def roles(self) -> list[str]:
-        """The roles that share a process, where the group is of all of them."""
+        """The roles that share a process, if the group is not of one role."""
         return [role for role in self._registered if role is not None and role != self._role]
 
     def of_role(self, role: str) -> Methods:
@@ -48,17 +48,17 @@ class Methods:
         return Methods(classes_by_role(self.worker_class)[role], role, {role: self._registered[role]})
 
     def flat(self, name: str) -> Method | None:
-        """The method of a role that verl calls `<role>_<method>`, if there is one. AttributeError where there are two."""
+        """The method of a role by its flat name, `<role>_<method>`, or None. AttributeError if there are two."""
         found = [method for role in self.roles for method in self._registered[role] if f"{role}_{method.name}" == name]
         if len(found) > 1:
             meant = " or ".join(f"spawn()[{method.role!r}].{method.name}" for method in found)
-            raise AttributeError(f"{name!r} could mean {meant}: say which", name=name)
+            raise AttributeError(f"{name!r} could mean {meant}: use one of these", name=name)
         return found[0] if found else None
 
     def any(self, name: str, execute: Execute) -> Method:
-        """A method of the worker, registered or not, or of a role by its flat name, to be called with copies of its arguments.
+        """A method of the worker, registered or not, or of a role by its flat name. Its arguments are copied to the ranks.
 
-        AttributeError, with the nearest name, where there is none.
+        AttributeError, with the nearest name, if there is no such method.
         """
         role = self._role
         if not is_method(self.worker_class, name):
@@ -70,7 +70,7 @@ class Methods:
         return Method(name, role, registration, inspect.Signature(), None)
 
     def why_not(self, name: str) -> str:
-        """What to say when the group has no such attribute."""
+        """The error text for an attribute that the group does not have."""
         if is_method(self.worker_class, name):
             return (
                 f"{self.worker_class.__name__}.{name} exists but is not registered; decorate it with @register(dispatch_mode=...)"
@@ -90,9 +90,9 @@ class Methods:
 
 
 def is_method(owner: type, name: str) -> bool:
-    """Whether the class has something of that name to be called, static and class methods included; runs no property.
+    """Whether the class has a callable of that name, static and class methods included; does not run properties.
 
-    What only stands for a role's method does not count: that is found by its role.
+    Methods that only forward to a role's method do not count: `flat` finds those.
     """
     member = inspect.getattr_static(owner, name, None)
     is_callable = callable(member) or isinstance(member, classmethod | staticmethod | partialmethod)

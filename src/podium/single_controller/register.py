@@ -1,7 +1,7 @@
-"""`@register`: how a method's data is split and joined is written beside the method, not at the call.
+"""`@register` declares beside a method, not at its calls, how its data is split and joined.
 
-The decorator returns the very function it was given, with one frozen record attached. So the method keeps its signature,
-stays callable inside its worker, and travels like any function (Ray drops descriptor objects from actor classes).
+The decorator returns the function itself, with one frozen record attached. So the method keeps its signature, can be called
+inside its worker, and is pickled like any function (Ray drops descriptor objects from actor classes).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 class RowOptions(TypedDict, total=False):
-    """What `register` may be told about the rows that a method takes and returns."""
+    """Options of `register` for the rows that a method takes and returns."""
 
     zero_copy: bool
     reads: Sequence[str]
@@ -133,24 +133,24 @@ def register(
     """Make a method of a worker, plain or async, callable on a group of them.
 
     dispatch_mode: how arguments are split and results joined: a member of `Dispatch`, a mesh's mode, or a user's own pair
-    of functions as `{"dispatch_fn": ..., "collect_fn": ...}` (see `Route`). execute_mode: which ranks run it. blocking:
-    whether the group waits for the result or returns a future at once. materialize_futures: whether a future among the
-    arguments becomes its value before they are split; otherwise `dispatch_fn` gets the future itself. by_reference: for
-    batch modes: the rows stay where they were made, and the group returns a `DataProtoFuture` of them.
+    of functions, `{"dispatch_fn": ..., "collect_fn": ...}` (see `Route`). execute_mode: which ranks run it. blocking: whether
+    the group waits for the result or returns a future at once. materialize_futures: whether a future among the arguments is
+    replaced by its value before dispatch; otherwise `dispatch_fn` gets the future. by_reference: in batch modes, the rows stay
+    where they were made, and the group returns a `DataProtoFuture`.
 
     Of rows: zero_copy hands over guarded views of shared memory instead of private copies; reads and writes name the columns
     that the method needs and makes, which are checked at the calls.
-    RegistrationError, at decoration, when these cannot work together or with the method's signature.
+    RegistrationError, at decoration, if these contradict each other or the method's signature.
     """
     flags = {"blocking": blocking, "materialize_futures": materialize_futures, "by_reference": by_reference}
     for name, flag in flags.items():
         if not isinstance(flag, bool):
-            raise RegistrationError(f"{name} is True or False, got {flag!r}")
+            raise RegistrationError(f"{name} must be True or False, got {flag!r}")
     mode = _checked_mode(dispatch_mode)
     execute = _checked_execute(execute_mode, mode)
     if by_reference and not isinstance(mode, BatchMode):
         raise RegistrationError(
-            f"by_reference is for rows, which {mode.name} does not collect: use a batch mode, or leave it out"
+            f"by_reference needs a batch mode, got {mode.name}, which does not collect rows: leave it out or change the mode"
         )
     kept = _checked_rows(mode, rows)
 
@@ -169,7 +169,7 @@ def _checked_mode(mode: object) -> DispatchMode:
     if not isinstance(mode, DispatchMode):
         hint = "; write @register() with parentheses" if inspect.isfunction(mode) else ""
         raise RegistrationError(
-            f"dispatch_mode is a member of Dispatch or a dict with 'dispatch_fn' and 'collect_fn', got {mode!r}{hint}"
+            f"dispatch_mode must be a member of Dispatch or a dict with 'dispatch_fn' and 'collect_fn', got {mode!r}{hint}"
         )
     route_of(mode)
     return mode
@@ -181,9 +181,11 @@ def _checked_rows(mode: DispatchMode, options: RowOptions) -> Rows:
         raise TypeError(f"register() got unexpected keyword arguments: {', '.join(sorted(unknown))}")
     zero_copy = options.get("zero_copy", False)
     if not isinstance(zero_copy, bool):
-        raise RegistrationError(f"zero_copy is True or False, got {zero_copy!r}")
+        raise RegistrationError(f"zero_copy must be True or False, got {zero_copy!r}")
     if options and not isinstance(mode, BatchMode | UserMode) and mode != Dispatch.DP_COMPUTE_METRIC:
-        raise RegistrationError(f"{', '.join(options)} says something of rows, which {mode.name} does not split: leave it out")
+        raise RegistrationError(
+            f"{', '.join(options)} needs a mode that splits rows, got {mode.name}: leave it out or change the mode"
+        )
     return Rows(zero_copy, _column_names("reads", options.get("reads")), _column_names("writes", options.get("writes")))
 
 
@@ -191,13 +193,13 @@ def _column_names(option: str, columns: object) -> tuple[str, ...] | None:
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Sequence) or not all(isinstance(name, str) for name in columns):
-        raise RegistrationError(f"{option} is a list of names of columns, got {columns!r}")
+        raise RegistrationError(f"{option} must be a list of column names, got {columns!r}")
     return tuple(columns)
 
 
 def _in_place(pair: dict[str, Any]) -> InPlaceMode:
     if set(pair) != {"dispatch_fn", "collect_fn"}:
-        raise RegistrationError(f"a dispatch mode in place has two functions, 'dispatch_fn' and 'collect_fn', got {pair!r}")
+        raise RegistrationError(f"dispatch_mode must have the keys 'dispatch_fn' and 'collect_fn', got {pair!r}")
     check_functions(**pair)
     names = [getattr(function, "__name__", type(function).__name__) for function in pair.values()]
     return InPlaceMode("+".join(names), pair["dispatch_fn"], pair["collect_fn"])
@@ -205,22 +207,22 @@ def _in_place(pair: dict[str, Any]) -> InPlaceMode:
 
 def _checked_execute(execute: object, mode: DispatchMode) -> Execute:
     if not isinstance(execute, Execute):
-        raise RegistrationError(f"execute_mode is a member of Execute, got {execute!r}")
+        raise RegistrationError(f"execute_mode must be a member of Execute, got {execute!r}")
     if isinstance(mode, RankZeroMode):
         return Execute.RANK_ZERO
     splits = isinstance(mode, BatchMode) or mode in (Dispatch.DP_COMPUTE, Dispatch.DP_COMPUTE_METRIC)
     if splits and execute is not Execute.ALL:
         raise RegistrationError(
-            f"{mode.name} has a part of the arguments for every rank, so it cannot run on {execute.name} only"
+            f"execute_mode must be Execute.ALL for {mode.name}, which splits the arguments over all ranks, got {execute.name}"
         )
     return execute
 
 
 def _check_method(method: object, mode: DispatchMode) -> None:
     if not inspect.isfunction(method):
-        raise RegistrationError(f"@register goes on a plain method, not on a property, static or class method; got {method!r}")
+        raise RegistrationError(f"@register must decorate a plain method, not a property, static or class method, got {method!r}")
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
-        raise RegistrationError(f"{method.__qualname__} is a generator, which no rank can send back: return a list")
+        raise RegistrationError(f"{method.__qualname__} must return its results, but is a generator: return a list")
     parameters = list(inspect.signature(method).parameters.values())
     if not parameters or parameters[0].kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
         raise RegistrationError(f"{method.__qualname__} must take self first")

@@ -1,7 +1,7 @@
-"""What a type checker sees of a registered method: one type in the worker, another on the group.
+"""The types of registered methods for type checkers: one in the worker, another on the group.
 
-Nothing here exists at run time, where `@register` returns the function it was given. A checker sees a descriptor
-instead: on an instance it is the method itself, on the class (and `wg.call` is typed as the class) it is the group call.
+At run time `@register` returns the function itself, and nothing here is used. A checker sees a descriptor instead: on an instance
+it is the method, on the class it is the group call (`wg.call` is typed as the class).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Registered(Generic[P, LocalT, GroupT]):
     @overload
     def __get__(self, worker: object, owner: Any) -> Callable[P, LocalT]: ...
     def __get__(self, worker: object, owner: Any) -> GroupCall[P, GroupT] | Callable[P, LocalT]:
-        raise NotImplementedError("a description for type checkers; `register` returns plain functions")
+        raise NotImplementedError("for type checkers only; `register` returns plain functions")
 
 
 class RegisterList(Protocol):
@@ -88,7 +88,7 @@ class RegisterReference(Protocol):
 
 
 class RegisterAny(Protocol):
-    """What the mode's own `collect_fn` returns, which only its author knows."""
+    """Whatever the mode's own `collect_fn` returns."""
 
     @overload
     def __call__(
@@ -99,7 +99,7 @@ class RegisterAny(Protocol):
 
 
 class RegisterDirect(Protocol):
-    """Nothing on the group, where calling it raises."""
+    """The group cannot call it."""
 
     @overload
     def __call__(

@@ -1,4 +1,4 @@
-"""`Worker`: the base of everything that runs on ranks. It knows its place in the group and which meshes it is part of."""
+"""`Worker`: the base class of what runs on ranks. It knows its rank, and the meshes that it is part of."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from podium.single_controller.routing.modes import Dispatch, Execute, check_mesh
 
 R = TypeVar("R")
 REPORT_FIRST_S = 60.0
-"""A collective may wait so much longer than a call: the driver has named and ended the silent ranks before torch aborts one."""
+"""A collective may wait this much longer than a call, so that the driver reports a hang before torch aborts the process."""
 ELSEWHERE = ("192.0.2.1", 9)
-"""An address that nobody has (RFC 5737): the way there begins at the address by which other nodes see this one."""
+"""An unassigned address (RFC 5737): its route starts at the address by which other nodes reach this one."""
 
 
 class Worker:
     """One rank of a group. Outside any group it is a group of one, so `MyWorker()` works as a plain object.
 
-    Its rank is known before `__init__` runs, whether or not a subclass calls `super().__init__()` and when.
+    Its rank is set before `__init__` runs, whether or not a subclass calls `super().__init__()`.
     """
 
     fused_worker_attr_name: ClassVar[str] = "fused_worker_dict"
     fused_worker_dict: dict[str, Any]
-    """The workers that share this one's process, by role; every one of them has the same dict. Empty for one that is alone."""
+    """The workers of this process by role, one dict for all of them; empty without roles."""
     _rank_context: RankContext
     _meshes: dict[str, tuple[int, bool]]
 
@@ -50,7 +50,7 @@ class Worker:
         """Takes no other arguments unless the class does.
 
         cuda_visible_devices: what CUDA_VISIBLE_DEVICES becomes in the rank's process; None leaves it alone. UnsupportedByRuntime
-        where the ranks have no processes of their own.
+        if the ranks do not have processes of their own.
         """
         if cuda_visible_devices is not None:
             check_kind("cuda_visible_devices", cuda_visible_devices, str, "text like '0,1', or None")
@@ -76,33 +76,33 @@ class Worker:
     def local_world_size(self) -> int:
         return self._rank_context.local_world_size
 
-    # What code for verl reads. Unlike a property, a class may assign them, as verl's own does.
+    # For code written for verl. Unlike a property, a class may assign them, as verl's own does.
     _rank = cached_property(lambda self: self.rank)
     _world_size = cached_property(lambda self: self.world_size)
     _local_rank = cached_property(lambda self: self.local_rank)
     _local_world_size = cached_property(lambda self: self.local_world_size)
 
     def get_master_addr_port(self) -> tuple[str, str]:
-        """Where the ranks meet, as (address, port). UnsupportedByRuntime where ranks do not run at the same time."""
+        """Where the ranks meet, as (address, port). UnsupportedByRuntime if ranks do not run at the same time."""
         require(self._rank_context.runtime, "collectives", "a place where ranks meet")
         return str(self._rank_context.master_addr), str(self._rank_context.master_port)
 
     def get_cuda_visible_devices(self) -> str:
-        """The devices that this process may see, "not set" where nobody restricts them."""
+        """The value of CUDA_VISIBLE_DEVICES, or "not set"."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
 
     def get_fused_worker_by_name(self, worker_name: str) -> Any:
-        """The worker of that role in the same process. DispatchError naming the roles where there is none."""
+        """The worker of that role in the same process. DispatchError, naming the roles, for an unknown one."""
         if worker_name not in self.fused_worker_dict:
             raise DispatchError(unknown_name("role", worker_name, self.fused_worker_dict))
         return self.fused_worker_dict[worker_name]
 
     @staticmethod
     def get_available_master_addr_port() -> tuple[str, str]:
-        """This node's address, and a port that is free there at this moment, for a meeting of your own: a second process group.
+        """This node's address, and a port that is free there now, for a process group of your own.
 
-        Another process may take the port before you bind it. A group's own meeting point does not come from here for that
-        reason: rank 0 binds its port once and keeps it (`get_master_addr_port`).
+        Another process may take the port before you bind it. The group's own meeting point (`get_master_addr_port`) is safe from
+        that: rank 0 binds its port once and keeps it.
         """
         address = _node_address()
         with socket.create_server((address, 0)) as listener:
@@ -122,15 +122,15 @@ class Worker:
     # -- its meshes ---------------------------------------------------------------------------------------------------
 
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
-        """Say, once per mesh, which shard this rank works on and whether its result is the one that counts.
+        """Register a mesh: the shard that this rank works on, and whether its result is collected.
 
-        RegistrationError for a mesh that is registered already, and for values that are no name, no shard's number or no bool.
+        RegistrationError for a mesh that is registered already, and for values of wrong types.
         """
         check_mesh_name(mesh_name)
         if isinstance(dp_rank, bool) or not isinstance(dp_rank, SupportsIndex) or not isinstance(is_collect, bool):
             raise RegistrationError(
-                f"mesh {mesh_name!r} of {type(self).__name__}, rank {self.rank}: dp_rank is the number of a shard, is_collect "
-                f"True or False, got {dp_rank!r} and {is_collect!r}"
+                f"mesh {mesh_name!r} of {type(self).__name__}, rank {self.rank}: dp_rank must be the number of a shard and "
+                f"is_collect True or False, got {dp_rank!r} and {is_collect!r}"
             )
         if mesh_name in self._meshes:
             raise RegistrationError(f"{type(self).__name__} on rank {self.rank} has registered mesh {mesh_name!r} already")
@@ -146,25 +146,25 @@ class Worker:
     def set_dispatch_collect(
         self, mesh_name: str, dispatch_dp_rank: Mapping[str, int], collect_dp_rank: Mapping[str, bool]
     ) -> None:
-        """Take an inner worker's mesh as one's own: `self.set_dispatch_collect("actor", **inner.get_dispatch_collect())`.
+        """Register an inner worker's mesh as this worker's: `self.set_dispatch_collect("actor", **inner.get_dispatch_collect())`.
 
-        Of several meshes the one of the same name is taken. DispatchError where none has it and there is not just one.
+        Of several meshes it takes the one of the same name. DispatchError if there are several and none has that name.
         """
         source = mesh_name if mesh_name in dispatch_dp_rank else next(iter(dispatch_dp_rank), None)
         if source is None or (source != mesh_name and len(dispatch_dp_rank) > 1):
             meshes = ", ".join(map(repr, dispatch_dp_rank)) or "none"
             raise DispatchError(
-                f"which mesh becomes {mesh_name!r} cannot be told: the inner worker has {meshes}; pass the entries of one mesh"
+                f"the inner worker must have a mesh {mesh_name!r}, or only one, got {meshes}: pass the entries of one mesh"
             )
         self._register_dispatch_collect_info(mesh_name, dispatch_dp_rank[source], collect_dp_rank[source])
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def _query_mesh(self, mesh_name: str) -> tuple[int, bool]:
-        """This rank's (dp_rank, is_collect) in a mesh; the controller asks once and remembers."""
+        """This rank's (dp_rank, is_collect) in a mesh; the controller queries it once."""
         if mesh_name not in self._meshes:
             raise DispatchError(
                 f"{type(self).__name__} has no mesh {mesh_name!r}{nearest(mesh_name, self._meshes)}; it has "
-                f"{', '.join(self._meshes) or 'none'}; its constructor calls "
+                f"{', '.join(self._meshes) or 'none'}: its constructor must call "
                 f"self._register_dispatch_collect_info({mesh_name!r}, dp_rank, is_collect)"
             )
         return self._meshes[mesh_name]
@@ -180,19 +180,19 @@ class Worker:
         return self.query_collect_info(mesh_name)
 
     def query_collect_info(self, mesh_name: str) -> bool:
-        """Whether this rank's results count in a mesh."""
+        """Whether this rank's results are collected in a mesh."""
         return self._query_mesh(mesh_name)[1]
 
-    # -- functions that the driver brings along -----------------------------------------------------------------------
+    # -- functions of the driver --------------------------------------------------------------------------------------
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     def execute_with_func_generator(self, func: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-        """`func(worker, *shards)` on every rank; what it returns is joined as rows."""
+        """`func(worker, *shards)` on every rank; its results are joined as rows."""
         return func(self, *args, **kwargs)
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL, execute_mode=Execute.RANK_ZERO)
     def execute_func_rank_zero(self, func: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-        """`func(*args)` on rank 0; what it returns."""
+        """The result of `func(*args)` on rank 0."""
         return func(*args, **kwargs)
 
 
@@ -201,7 +201,7 @@ def join_peers(context: RankContext, backend: str | None, timeout_s: float | Non
     if dist.is_initialized():
         return
     if timeout_s is not None and not timeout_s > 0:
-        raise ConfigError(f"the time limit of a process group is more than 0 seconds, got {timeout_s:g}")
+        raise ConfigError(f"the time limit of a process group must be more than 0 seconds, got {timeout_s:g}")
     timeout = _collective_timeout(context) if timeout_s is None else timedelta(seconds=timeout_s)
     options: dict[str, Any] = {"timeout": timeout}
     if context.world_size == 1:
@@ -222,10 +222,10 @@ def _collective_timeout(context: RankContext) -> timedelta | None:
 
 
 def _node_address() -> str:
-    """The address by which other nodes see this one; the loopback where there is no way to any."""
+    """The address by which other nodes reach this one; the loopback address if it has no network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(ELSEWHERE)  # of a datagram socket: nothing is sent
+            probe.connect(ELSEWHERE)  # a datagram socket sends nothing yet
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])

@@ -21,22 +21,22 @@ from podium.single_controller.runtime.base import GroupSpec
 
 W = TypeVar("W")
 MESH_QUERY = "_query_mesh"
-"""The method of `Worker` that tells where a rank is in a mesh."""
+"""The method of `Worker` that reports a rank's place in a mesh."""
 
 
 class WorkerGroup(Generic[W]):
     """One worker per rank of the pool, and a callable for each of their registered methods.
 
-    `group.update(batch)` finds methods by name; `group.call.update(batch)` is the same, checked by type checkers. A group
-    is ready, then perhaps broken (a rank died or had to be killed), then closed. Use it in a `with` block or `close()` it:
-    one that is only forgotten is closed when Python has collected it and every handle of its `workers`, unless it is detached.
+    `group.update(batch)` finds methods by name; `group.call.update(batch)` is the same for type checkers. A group is ready, then
+    perhaps broken (a rank died or was killed), then closed. Use it in a `with` block or `close()` it. A group that is only
+    dropped is closed when Python has collected it and every handle of its `workers`, unless it is detached.
 
-    A group may be an argument of a call, of a Ray task or of an actor: who receives it calls the same ranks and does not own
-    them. `close()` lets go of them there, and they live as long as the group that started them.
+    A group may be an argument of a call, of a Ray task or of an actor. The receiver calls the same ranks but does not own them:
+    its `close()` does not end them, and they live as long as the group that started them.
     """
 
     processes: WorkerProcesses
-    """The rank processes, which the groups of several roles share."""
+    """The ranks' processes, which the groups of several roles share."""
     _worker_class: type
     _role: str | None
     _methods: Methods
@@ -62,17 +62,17 @@ class WorkerGroup(Generic[W]):
         start_timeout_s: float | None = None,
         node_setup: Callable[[], object] | None = None,
     ) -> None:
-        """Build every rank's worker; returns when all are built, raises what a constructor raised (WorkerError).
+        """Build every rank's worker; returns when all are built. WorkerError if a constructor raised.
 
         threads_per_rank: torch threads of each rank, 0 for its node's cores divided by the ranks there.
-        call_timeout_s: limit of each call, of the constructors and of node_setup, None for an hour (inline knows no limit).
-        start_timeout_s: limit for places, processes and their environment; None is 120, or a second for each rank if more.
+        call_timeout_s: limit of each call, of the constructors and of node_setup; None is an hour (inline does not have limits).
+        start_timeout_s: limit for places, processes and their environment; None is 120 s, or a second per rank if that is more.
         node_setup: run by the first rank of each node before the constructors; ResourceError names the nodes where it raises.
-        slow_after_s: when a call that still runs names its stragglers in the log, and where they are.
-        auto_padding: batches are padded to shards of equal size, and results trimmed; else shards may be uneven.
-        worker_env: environment variables of the ranks' processes. name_prefix: begins the ranks' names in the cluster.
+        slow_after_s: when the log first names the stragglers of a running call, with their stacks.
+        auto_padding: batches are padded to shards of equal size, and results trimmed; otherwise shards may be uneven.
+        worker_env: environment variables of the ranks' processes. name_prefix: prefix of the ranks' names in the cluster.
         detached: the ranks outlive the driver; `from_detached` finds them by that prefix.
-        master_addr, master_port_range: the address, and ports [low, high) one of which, the ranks meet at.
+        master_addr, master_port_range: where the ranks meet: the address, and the range [low, high) of its port.
         """
         made = init if isinstance(init, Init) else Init(init)
         methods = _methods_of(made.cls, type(self))
@@ -111,10 +111,10 @@ class WorkerGroup(Generic[W]):
     ) -> Self:
         """The group of ranks that another driver started with `detached=True`, by their prefix, names or handles.
 
-        Names and handles may be of several groups, or of some ranks of one: groups stand in the order given, the ranks of each
-        in their own order. options: call_timeout_s, slow_after_s and auto_padding of the constructor; start_timeout_s, how long
-        the ranks may take to say where they are, which they do between two calls of another driver.
-        `close()` lets go of them; `end()` ends them and gives back what they held.
+        Names and handles may be of several groups, or of some ranks of one: groups keep the order given, the ranks of each their
+        own order. options: call_timeout_s, slow_after_s and auto_padding of the constructor; start_timeout_s, how long the ranks
+        may take to report their place, which they do between two calls of another driver.
+        `close()` detaches from the ranks; `end()` ends them and frees their resources.
         """
         group = cls.__new__(cls)
         group._attach(class_of(init), name_prefix, worker_names, worker_handles, options, runtime)
@@ -140,7 +140,7 @@ class WorkerGroup(Generic[W]):
         self._fused = {}
         self._calls = {method.name: group_call(self, method) for method in methods.own}
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -166,19 +166,19 @@ class WorkerGroup(Generic[W]):
     def workers(self) -> Sequence[Any]:
         """The ranks' own handles, in rank order: on Ray its actors, inline the workers themselves.
 
-        In this process each handle keeps the ranks alive, also when the group itself is forgotten.
+        In this process each handle keeps the ranks alive, also after the group itself is dropped.
         """
         return self.processes.workers()
 
     @property
     def worker_names(self) -> list[str]:
-        """The ranks' names in the cluster, in rank order; by them `from_detached` finds a detached group."""
+        """The ranks' names in the cluster, in rank order; `from_detached` takes them."""
         return self.processes.runtime.worker_names()
 
     def mesh(self, name: str | None, timeout_s: float | None = None) -> Mesh:
-        """A mesh of the workers: they are asked at the first use, within `timeout_s`, or else the limit of any call.
+        """A mesh of the workers, which are queried at its first use; `timeout_s` limits that, None is the limit of any call.
 
-        The mesh where every rank has its own shard has the name None.
+        None is the name of the mesh in which every rank has its own shard.
         """
         if name is None:
             return self.processes.flat_mesh
@@ -190,12 +190,12 @@ class WorkerGroup(Generic[W]):
     def _mesh_query(self) -> GroupCall[..., Any]:
         if not hasattr(self._worker_class, MESH_QUERY):
             raise DispatchError(
-                f"{self._worker_class.__name__} is a plain class, which is in no mesh: derive it from Worker, whose "
-                "_register_dispatch_collect_info puts it in one, or register the method with Dispatch.DP_COMPUTE_PROTO"
+                f"{self._worker_class.__name__} must be a subclass of Worker to be part of a mesh: derive it from that and call "
+                "_register_dispatch_collect_info, or register the method with Dispatch.DP_COMPUTE_PROTO"
             )
         return self._call_named(MESH_QUERY)
 
-    # -- its methods --------------------------------------------------------------------------------------------------
+    # -- methods ------------------------------------------------------------------------------------------------------
 
     @property
     def call(self) -> type[W]:
@@ -203,23 +203,23 @@ class WorkerGroup(Generic[W]):
         return cast(type[W], _Calls(self))
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> FutureList[Any]:
-        """Call any method, registered or not, on every rank; does not wait. Arguments are copied, `PerRank` ones scattered."""
+        """Call any method, registered or not, on every rank without waiting. `PerRank` arguments are scattered, others copied."""
         return cast(FutureList[Any], self._invocation(method_name, Execute.ALL, args, kwargs).future())
 
     execute_all_async = execute_all
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """`execute_all`, waiting for every rank's result."""
+        """`execute_all`, and wait for every rank's result."""
         return self.execute_all(method_name, *args, **kwargs).get()
 
     def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> GroupFuture[Any]:
-        """Call any method, registered or not, on rank 0; does not wait."""
+        """Call any method, registered or not, on rank 0, without waiting."""
         return cast(GroupFuture[Any], self._invocation(method_name, Execute.RANK_ZERO, args, kwargs).future())
 
     execute_rank_zero_async = execute_rank_zero
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """`execute_rank_zero`, waiting for the result."""
+        """`execute_rank_zero`, and wait for the result."""
         return self.execute_rank_zero(method_name, *args, **kwargs).get()
 
     def _invocation(self, name: str, execute: Execute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation:
@@ -245,7 +245,7 @@ class WorkerGroup(Generic[W]):
         if hidden:
             names = ", ".join(map(repr, hidden))
             raise RegistrationError(
-                f"a group has {names} itself, so no role can be an attribute of that name: use spawn(), or rename"
+                f"the role {names} must not have the name of an attribute of the group: use spawn(), or rename the role"
             )
         self._fused.update(groups)
 
@@ -277,22 +277,22 @@ class WorkerGroup(Generic[W]):
     # -- lifecycle ---------------------------------------------------------------------------------------------------
 
     def status(self, *, stacks: bool = False) -> GroupStatus:
-        """Its state, the calls that are not over and what is known of every rank; `stacks` asks the ranks where they are."""
+        """The state, the calls that are not over and the state of every rank; `stacks` also samples the ranks' stacks."""
         return self.processes.status(stacks=stacks)
 
     def restart(self) -> None:
-        """End every rank and build it anew, after it broke or before; colocated groups restart together."""
+        """End every rank and build it anew, whether the group is broken or not; groups of roles restart together."""
         self.processes.restart()
 
     def close(self) -> None:
-        """End the ranks (of an attached group: let go of them). Harmless when repeated; later calls raise GroupClosedError.
+        """End the ranks (an attached group only detaches). Harmless when repeated; later calls raise GroupClosedError.
 
-        A call that failed and that nobody has read is raised, once all is given back.
+        Then raise the failure of a call that the driver has not read.
         """
         self.processes.close()
 
     def end(self) -> None:
-        """End the ranks, also those that another driver started."""
+        """End the ranks, even if another driver started them."""
         self.processes.end()
 
     def __enter__(self) -> Self:
@@ -302,12 +302,12 @@ class WorkerGroup(Generic[W]):
         if error is None:
             self.close()
         else:
-            self.processes.close_quietly()  # what happened in the block is the news
+            self.processes.close_quietly()  # the error of the block is raised, and no other
 
     # -- finding a method ---------------------------------------------------------------------------------------------
 
     def _call_named(self, name: str) -> GroupCall[..., Any]:
-        if "_calls" not in vars(self):  # while copy and pickle probe what they have not built yet
+        if "_calls" not in vars(self):  # copy and pickle look up attributes before __init__
             raise AttributeError(name)
         if name not in self._calls:
             flat = self._methods.flat(name)
@@ -329,7 +329,7 @@ class WorkerGroup(Generic[W]):
 
 
 class _Calls:
-    """A group's methods without the group's own names."""
+    """A group's methods, without the group's own attributes."""
 
     def __init__(self, group: WorkerGroup[Any]) -> None:
         self._group = group
@@ -339,7 +339,7 @@ class _Calls:
 
 
 def _received(kind: type[WorkerGroup[Any]], address: Address, role: str | None, fused: Collection[str]) -> WorkerGroup[Any]:
-    """A group that another process has sent, here."""
+    """Unpickle a group that another process sent."""
     group = kind.__new__(kind)
     group._become(WorkerProcesses.reached(address), address.worker_class, None, _methods_of(address.worker_class, kind))
     group.fuse(fused)
@@ -347,11 +347,13 @@ def _received(kind: type[WorkerGroup[Any]], address: Address, role: str | None, 
 
 
 def _methods_of(worker_class: type, kind: type[WorkerGroup[Any]]) -> Methods:
-    """The class's methods. RegistrationError where one has the name of something that every group of that kind has."""
+    """The class's methods. RegistrationError if one has the name of an attribute of the group."""
     methods = Methods.of(worker_class)
     taken = {*dir(kind), *WorkerGroup.__annotations__}
     hidden = sorted({name for name in methods.registered_names if name in taken})
     if hidden:
         names = ", ".join(hidden)
-        raise RegistrationError(f"{worker_class.__name__} registers {names}, a name that WorkerGroup has itself; rename it")
+        raise RegistrationError(
+            f"{worker_class.__name__} must not register {names}, the name of an attribute of WorkerGroup: rename it"
+        )
     return methods

@@ -113,7 +113,7 @@ def test_options_add_up_and_those_of_placement_are_refused():
     made.set_additional_resource({"disk": 1})  # one is enough
     made.set_additional_resource({"tape": 2})
     assert made.options == {"runtime_env": {"env_vars": {"A": "1"}}, "resources": {"disk": 1, "tape": 2}}
-    with pytest.raises(ConfigError, match="num_gpus, scheduling_strategy follow from the resource pool"):
+    with pytest.raises(ConfigError, match="num_gpus, scheduling_strategy must be set on the resource pool"):
         made.update_options({"scheduling_strategy": "SPREAD", "num_gpus": 1})
 
 
@@ -169,11 +169,15 @@ def test_nsight_options_are_those_of_the_steps_and_the_callers_dict_stays(specs:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"use_gpu": True}, ConfigError, "use_gpu=True, but the pool was made with use_gpu=False"),
+        ({"use_gpu": True}, ConfigError, "use_gpu must not be True for a pool that was made with use_gpu=False"),
         ({"device_name": "npu"}, UnsupportedByRuntime, "device_name must be 'cuda' or 'cpu', got 'npu'"),
-        ({"master_addr": "10.0.0.1"}, ConfigError, "master_addr and master_port go together, got '10.0.0.1' and None"),
-        ({"master_port": 1}, ConfigError, "master_addr and master_port go together, got None and 1"),
-        ({"profile_steps": [1]}, ConfigError, r"profile_steps and worker_nsight_options go together, got \[1\] and None"),
+        ({"master_addr": "10.0.0.1"}, ConfigError, "master_addr and master_port must be given together, got '10.0.0.1' and None"),
+        ({"master_port": 1}, ConfigError, "master_addr and master_port must be given together, got None and 1"),
+        (
+            {"profile_steps": [1]},
+            ConfigError,
+            r"profile_steps and worker_nsight_options must be given together, got \[1\] and None",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], error: type[Exception], message: str):
@@ -183,7 +187,7 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
 
 def test_a_group_needs_its_class():
     for make in (RayWorkerGroup, RayWorkerGroup.from_detached):
-        with pytest.raises(ConfigError, match="ray_cls_with_init is the class of the workers"):
+        with pytest.raises(ConfigError, match="ray_cls_with_init must be the class of the workers"):
             make(worker_names=["a"])
 
 
@@ -202,7 +206,7 @@ def test_the_columns_of_a_batch_may_be_given_as_a_tensordict():
 
 def test_a_part_of_a_pool_is_a_pool():
     assert SubRayResourcePool is RayResourcePool
-    with pytest.raises(ResourceError, match="no pool 'other'; there are: mine"):
+    with pytest.raises(ResourceError, match="there is no pool 'other'; there are: mine"):
         extract_pg_from_exist({"mine": pool()}, ["mine", "other"], pool())
 
 
@@ -220,7 +224,7 @@ def test_the_table_of_dispatch_modes_is_read_and_written_like_verls():
         del DISPATCH_MODE_FN_REGISTRY[mode]
     assert DISPATCH_MODE_FN_REGISTRY.copy() == before
     assert "OF_THE_TEST" not in Dispatch
-    with pytest.raises(RegistrationError, match="only a mode that was added can be removed"):
+    with pytest.raises(RegistrationError, match="the mode to remove must be one that register_dispatch_mode added"):
         Dispatch.remove("ONE_TO_ALL")
 
 

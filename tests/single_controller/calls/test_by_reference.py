@@ -187,7 +187,7 @@ def test_results_that_are_no_rows_and_failures(group: WorkerGroup[Any]) -> None:
         made.union(group.make(rows(4)))
     with pytest.raises(DispatchError, match="argument 0 has 4 rows, argument 1 has 3"):
         group.pair(made, made[:3])
-    with pytest.raises(DataError, match="taken one by one"):
+    with pytest.raises(DataError, match="cannot be iterated one by one"):
         list(made)
 
 
@@ -220,5 +220,5 @@ def test_a_future_of_rows_copies_to_itself_but_not_into_a_call(group: WorkerGrou
 
 
 def test_only_batch_modes_collect_by_reference() -> None:
-    with pytest.raises(RegistrationError, match="by_reference is for rows, which ONE_TO_ALL does not collect"):
+    with pytest.raises(RegistrationError, match="by_reference needs a batch mode, got ONE_TO_ALL"):
         register(dispatch_mode=Dispatch.ONE_TO_ALL, by_reference=True)  # type: ignore[call-overload]

@@ -208,7 +208,7 @@ def test_blocking_and_not_give_the_same(maker: WorkerGroup[Maker], user: WorkerG
 def test_blocking_and_not_fail_the_same(maker: WorkerGroup[Maker], user: WorkerGroup[Maker]):
     messages = []
     for call in (lambda: user.use(3), lambda: user.use_later(maker.first(4, 0.3)).get(), lambda: user.use_later(3)):
-        with pytest.raises(DispatchError, match="needs a DataProto") as caught:
+        with pytest.raises(DispatchError, match="must be a DataProto") as caught:
             call()
         messages.append(str(caught.value).replace("use_later", "use"))
     assert messages[0] == messages[2] == messages[1].replace("got 4", "got 3")

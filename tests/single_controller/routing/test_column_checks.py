@@ -129,7 +129,9 @@ def test_an_answer_that_lacks_a_declared_column_is_refused_with_its_rank(group, 
         "readers.read (DP_COMPUTE_PROTO): rank 1 returned rows without the column 'y', which the method declares to write; "
         "did you mean 'yy'?; there are: more, yy"
     )
-    assert "rank 0 returned None, but the method declares to write y" in refusal(group.read, ROWS, answer=(None,), on_rank=0)
+    assert "rank 0 must return rows with y, which the method declares to write, got None" in refusal(
+        group.read, ROWS, answer=(None,), on_rank=0
+    )
     assert "rank 1 returned int" in refusal(group.read, ROWS, answer=(3,))  # the mode's own message
     assert "rank 0 returned rows without the column 'y'" in refusal(group.read_later(ROWS).get)
     assert len(group.read(ROWS)) == 4  # the group is none the worse

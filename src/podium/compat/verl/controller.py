@@ -41,19 +41,19 @@ class RayClassWithInitArgs(ClassWithInitArgs[W]):
     """`ClassWithInitArgs` with options of Ray's actors."""
 
     def update_options(self, options: Mapping[str, Any]) -> None:
-        """Add actor options, of those that `ray.remote` takes; those of placement are the pool's and are refused."""
+        """Add options of `ray.remote`. ConfigError for those of placement, which belong to the pool."""
         placement = sorted(PLACEMENT_OPTIONS & set(options))
         if placement:
-            raise ConfigError(f"{', '.join(placement)} follow from the resource pool and the group; set them there")
+            raise ConfigError(f"{', '.join(placement)} must be set on the resource pool or the group, not as an actor option")
         self.options.update(options)
 
     def set_additional_resource(self, additional_resource: Mapping[str, float]) -> None:
-        """Take these custom resources for every actor, of what the pool reserved: its `accelerator_type`."""
+        """Custom resources for every actor, out of those that the pool reserved: its `accelerator_type`."""
         self.options["resources"] = {**self.options.get("resources", {}), **additional_resource}
 
 
 class RayWorkerGroup(WorkerGroup[W]):
-    """`WorkerGroup` on Ray, with verl's arguments; without a pool it attaches to workers that run already."""
+    """`WorkerGroup` on Ray, with verl's arguments; without a pool it attaches to workers that already run."""
 
     def __init__(
         self,
@@ -74,19 +74,19 @@ class RayWorkerGroup(WorkerGroup[W]):
         worker_nsight_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """See `WorkerGroup`, whose other options are taken too. ConfigError where two options contradict each other."""
+        """See `WorkerGroup`, whose other options are accepted too. ConfigError if two options contradict each other."""
         given = _given(ray_cls_with_init)
         if resource_pool is None:
             self._attach(class_of(given), name_prefix, worker_names, worker_handles, options)
             return
         made = given if isinstance(given, Init) else Init(given)
         if use_gpu and resource_pool.use_gpu is False:
-            raise ConfigError("use_gpu=True, but the pool was made with use_gpu=False")
+            raise ConfigError("use_gpu must not be True for a pool that was made with use_gpu=False; change one of them")
         if (master_addr is None) != (master_port is None):
-            raise ConfigError(f"master_addr and master_port go together, got {master_addr!r} and {master_port!r}")
+            raise ConfigError(f"master_addr and master_port must be given together, got {master_addr!r} and {master_port!r}")
         if (profile_steps is None) != (worker_nsight_options is None):
             got = f"{profile_steps!r} and {worker_nsight_options!r}"
-            raise ConfigError(f"profile_steps and worker_nsight_options go together, got {got}")
+            raise ConfigError(f"profile_steps and worker_nsight_options must be given together, got {got}")
         super().__init__(
             resource_pool.on_device(device_name),
             made.with_options({"bin_pack": bin_pack, **_nsight(made, profile_steps, worker_nsight_options)}),
@@ -113,7 +113,7 @@ class RayWorkerGroup(WorkerGroup[W]):
 
     @property
     def _collect_info(self) -> dict[str, list[bool]]:
-        """By the name of each mesh that a call has used: whether each rank's result counts."""
+        """By the name of each mesh that a call has used: whether each rank's result is collected."""
         return {name: list(mesh.collects) for name, mesh in self._known_meshes()}
 
     def _known_meshes(self) -> list[tuple[str, Mesh]]:
@@ -121,7 +121,7 @@ class RayWorkerGroup(WorkerGroup[W]):
 
     @property
     def master_address(self) -> str:
-        """Where the ranks meet; asks rank 0."""
+        """Where the ranks meet; calls rank 0."""
         return str(self.execute_rank_zero_sync("get_master_addr_port")[0])
 
     @property
@@ -167,7 +167,7 @@ class RayWorkerGroup(WorkerGroup[W]):
 
 
 class _ModeFunctions(MutableMapping[DispatchMode, dict[str, Callable[..., Any]]]):
-    """What each dispatch mode does, as verl's table of that name: a view, so that a change counts from the next call on."""
+    """The functions of each dispatch mode, as in verl's table of that name: a view, so a change applies from the next call on."""
 
     def __getitem__(self, mode: DispatchMode) -> dict[str, Callable[..., Any]]:
         if mode not in ROUTES:
@@ -194,7 +194,7 @@ DISPATCH_MODE_FN_REGISTRY = _ModeFunctions()
 
 
 def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> list[Any]:
-    """A reference in Ray's store for each value, in order, put there by `max_workers` threads; None: one per value, up to 16."""
+    """References to the values in Ray's store, in order. `max_workers` threads put them there; None: one per value, up to 16."""
     import ray
 
     with ThreadPoolExecutor(max_workers or min(len(data_list), 16) or 1) as threads:
@@ -214,7 +214,7 @@ def extract_pg_from_exist(
     """One of the named pools' placement groups for each node that `resource_pool` asks for, in its order."""
     missing = [name for name in src_role_names if name not in resource_pools]
     if missing:
-        raise ResourceError(f"no pool {', '.join(map(repr, missing))}; there are: {', '.join(resource_pools) or 'none'}")
+        raise ResourceError(f"there is no pool {', '.join(map(repr, missing))}; there are: {', '.join(resource_pools) or 'none'}")
     groups = [group for name in src_role_names for group in resource_pools[name].get_placement_groups()]
     return extract_groups([(group, group.bundle_count) for group in groups], resource_pool.store)
 
@@ -222,7 +222,7 @@ def extract_pg_from_exist(
 def initialize_global_process_group_ray(timeout_second: float | None = None, backend: str | None = None) -> None:
     """`self.init_process_group(backend, timeout_s=...)` for code of a worker that has no `self` at hand.
 
-    The rank is the one that this code runs as; DIST_INIT_METHOD is not read: the ranks meet where their group says.
+    The rank is the one that this code runs as. DIST_INIT_METHOD is ignored: the group defines where its ranks meet.
     """
     join_peers(current_context(), backend, timeout_second)
 
@@ -238,15 +238,15 @@ def _port_range(port: int | None, port_range: Sequence[int] | None) -> tuple[int
 
 def _given(ray_cls_with_init: Init[W] | type[W] | None) -> Init[W] | type[W]:
     if ray_cls_with_init is None:
-        raise ConfigError("ray_cls_with_init is the class of the workers: without it nobody knows their methods")
+        raise ConfigError("ray_cls_with_init must be the class of the workers, whose methods the group offers, got None")
     return ray_cls_with_init
 
 
 def _nsight(init: Init[Any], steps: Sequence[int] | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Nsight's options for Ray; a capture of so many steps ends after them, where nothing else is said."""
+    """Nsight's options for Ray; unless set, the capture ends after the given steps."""
     if steps is None or options is None:
         return {}
-    told = dict(options)
-    if told.get("capture-range-end", "") is None:
-        told["capture-range-end"] = f"repeat-shutdown:{6 * len(steps)}"
-    return {"runtime_env": {**init.options.get("runtime_env", {}), "nsight": told}}
+    nsight = dict(options)
+    if nsight.get("capture-range-end", "") is None:
+        nsight["capture-range-end"] = f"repeat-shutdown:{6 * len(steps)}"
+    return {"runtime_env": {**init.options.get("runtime_env", {}), "nsight": nsight}}

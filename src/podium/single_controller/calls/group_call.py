@@ -1,4 +1,4 @@
-"""A method as its group offers it: bind, dispatch, send, wait, collect. Blocking or not, a call takes this one path."""
+"""One call of a group: bind, dispatch, send, wait, collect. Blocking or not, every call takes this path."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class Group(Ranks, Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """What a group knows of one of its workers' methods, found out once."""
+    """What a group knows of a method of its workers; inspected once."""
 
     name: str
     role: str | None
-    """The worker that has the method, where several share a process; None for the one that the group was made of."""
+    """The role whose worker has the method; None for the worker class that the group was made of."""
     registration: Registration
     signature: inspect.Signature
     doc: str | None
 
     @classmethod
     def of(cls, name: str, function: Callable[..., Any], registration: Registration, role: str | None) -> Method:
-        """The function as the worker has it, under that name; `signature` is the function's without self."""
+        """The method of that name; `signature` is the function's without self."""
         signature = inspect.signature(function)
         without_self = signature.replace(parameters=list(signature.parameters.values())[1:])
         return cls(name, role, registration, without_self, function.__doc__)
@@ -82,7 +82,7 @@ class Invocation:
         self._timeout_s = timeout_s
         self._route = route_of(method.registration.dispatch_mode)
         self._joins_rows = self._route.is_built_in and isinstance(self._route.mode, BatchMode)
-        """Whether the ranks' rows become one batch, as the built-in modes make it: no function of a user sees them before."""
+        """Whether a built-in mode joins the ranks' rows into one batch, so that a user's function never reads them."""
         self._sent: SentArguments = ((), {})
         self._traffic = recording()
 
@@ -94,10 +94,10 @@ class Invocation:
         return DataProtoFuture.owning(result) if self._method.registration.by_reference else result
 
     def future(self) -> GroupFuture[Any] | FutureList[Any]:
-        """Send and return what stands for the result.
+        """Send the call and return the future of its result.
 
-        Where arguments are still being computed, or calls before this one wait for theirs, it is deferred. A
-        list of references needs the call to be sent: for it the driver waits.
+        The call is deferred while its arguments are still being computed, or while earlier calls are deferred. A `FutureList`
+        refers to a call that was sent, so for it the driver waits.
         """
         processes = self._group.processes
         processes.admit(self._method.full_name)
@@ -121,22 +121,22 @@ class Invocation:
 
     def _send_later(self) -> DeferredCall:
         self._copy_arguments()
-        resolve = partial(copy_context().run, self._resolve)  # what it reads here counts as read by this thread
+        resolve = partial(copy_context().run, self._resolve)  # traffic of the arguments is recorded as this thread's
         return self._group.processes.later(self._method.full_name, resolve, self._send)
 
     def _copy_arguments(self) -> None:
-        """What the ranks get is what was passed, whatever the caller writes into it from here on."""
+        """Ranks get the values that were passed, even if the caller writes into them later."""
         futures = {id(value): value for value in (*self._args, *self._kwargs.values()) if is_future(value)}
         try:
             self._args, self._kwargs = copied_as_sent((self._args, self._kwargs), futures)
-        except DataError as error:  # a future that is not an argument itself
+        except DataError as error:  # a future inside a list or dict
             raise self._named(error) from error
         except (TypeError, RuntimeError) as error:
-            reason = f"an argument cannot be copied, and the call waits for others before it: {error}"
-            raise self._named(DispatchError(f"{reason}. Call .get() on their futures first")) from error
+            reason = f"an argument of a deferred call cannot be copied: {error}"
+            raise self._named(DispatchError(f"{reason}. Call .get() on the futures among the arguments first")) from error
 
     def _resolve(self) -> None:
-        """Put the values of futures in their place."""
+        """Replace futures by their values."""
         if (self._args or self._kwargs) and self._method.registration.materialize_futures:
             value = _value if self._route.is_built_in else _whole_value
             self._args = tuple(map(value, self._args))
@@ -164,20 +164,20 @@ class Invocation:
             for call in calls:
                 self._traffic.sent(self._method.full_name, (*call.args, *call.kwargs.values()))
         if not isinstance(self._route.mode, TRIMMED):
-            self._sent = ((), {})  # what was sent is asked for padding, when rows are collected: nothing else keeps it alive
+            self._sent = ((), {})  # only the padding of rows is needed again: let the data be freed
         return self._group.processes.submit(self._method.full_name, calls, self._reply(), quiet, self._timeout_s)
 
     def _left_after_mesh(self, name: str, timeout_s: float) -> float:
-        """Ask the ranks for their mesh, at its first use, within the call's own limit; what is left of that for the call.
+        """Query the mesh, at its first use, within the call's own limit; return what is left for the call.
 
-        At least half, so that the call can be answered at all: together they may take one and a half times the limit.
+        That is at least half of the limit, so query and call together may take one and a half times the limit.
         """
         began = time.monotonic()
         self._group.mesh(name, timeout_s)
         return max(timeout_s - (time.monotonic() - began), timeout_s / 2)
 
     def _reply(self) -> Reply:
-        """What the ranks send back: rows that nobody waits for stay where they are made."""
+        """What the ranks send back. Rows of a call that does not block stay where they were made."""
         registration = self._method.registration
         if self._joins_rows and (registration.by_reference or not registration.blocking):
             return Reply.REFERENCE
@@ -207,7 +207,7 @@ class Invocation:
 
 
 MOST_SHAPES = 64
-"""Names of arguments that are others in every call are not worth remembering."""
+"""Cap the cache: callers may pass a new keyword name in every call."""
 
 
 class GroupCall(Generic[P, R]):
@@ -218,7 +218,7 @@ class GroupCall(Generic[P, R]):
         self._method = method
         self._timeout_s = timeout_s
         self._fitting: set[tuple[object, ...]] = set()
-        """Shapes of calls that the signature has taken: how many arguments came without a name, and the names of the others."""
+        """Call shapes that fit the signature: the number of positional arguments, and the names of the others."""
         self.__signature__ = method.signature
         self.__name__ = method.name
 
@@ -228,7 +228,7 @@ class GroupCall(Generic[P, R]):
             self._check_arguments(shape, args, kwargs)
         invocation = Invocation(self._group, self._method, args, kwargs, self._timeout_s)
         run: Callable[[], Any] = invocation.blocking if self._method.registration.blocking else invocation.future
-        result: R = run()  # as `register` says
+        result: R = run()  # the type that `register` declares
         return result
 
     def options(self, *, timeout: float | None = None) -> GroupCall[P, R]:
@@ -248,7 +248,7 @@ class GroupCall(Generic[P, R]):
 
 
 def group_call(group: Group, method: Method) -> GroupCall[..., Any]:
-    """A call whose type has the method's name and documentation, as they appear in traces and in `help()`."""
+    """A call whose type has the method's name and docstring, for traces and `help()`."""
     call_type = type(method.name, (GroupCall,), {"__doc__": method.doc})
     call: GroupCall[..., Any] = call_type(group, method)
     return call
@@ -259,5 +259,5 @@ def _value(argument: Any) -> Any:
 
 
 def _whole_value(argument: Any) -> Any:
-    """What a user's own dispatch function is given, which knows nothing of rows that lie elsewhere."""
+    """The value for a user's dispatch function, which cannot read rows that lie elsewhere."""
     return argument.get() if is_future(argument) else argument

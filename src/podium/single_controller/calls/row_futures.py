@@ -1,6 +1,6 @@
-"""`DataProtoFuture`: rows that a call returns, or will, and that stay where they were made.
+"""`DataProtoFuture`: the rows of a call, which may still run. They stay where they were made.
 
-The face of `podium.protocol.remote_rows` on the driver: a future in front, and what is read is counted.
+It offers the operations of `podium.protocol.remote_rows` on the driver, waits for the call, and records traffic.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from podium.single_controller.runtime.copies import refuse_to_be_sent
 
 
 class DataProtoFuture(GroupFuture[Any]):
-    """The rows that a batch mode's call returns. They stay where they were made, and this names them.
+    """A reference to the rows of a call in a batch mode. The rows stay where they were made.
 
-    It never changes. Row operations wait for the call, and move no bytes: they give futures of other rows, which go into
-    other calls, where every rank reads the rows of its own shard. `get` reads rows here. They live as long as a future names
-    them, also when the ranks that made them are gone.
+    It never changes. Row operations wait for the call and move no bytes: they return futures of other rows. Passed to another
+    call, every rank reads the rows of its own shard. `get` reads rows into the driver. Rows live as long as a future refers to
+    them, also after the ranks that made them have ended.
     """
 
     @classmethod
     def of(cls, result: Any) -> Self:
-        """Of what is there: rows of this process, which are copied, `RemoteRows`, or what a call returned that is no rows."""
+        """The future of a result that is known: rows of this process, which are copied, `RemoteRows`, or another value."""
         return cls.owning(result.clone() if isinstance(result, DataProto) else result)
 
     @classmethod
     def owning(cls, result: Any) -> Self:
-        """`of` for what nobody else has, and so nobody changes: rows of this process are not copied."""
+        """`of` without the copy, for rows of this process that the caller gives away."""
         return cls.settled(RemoteRows.held(result) if isinstance(result, DataProto) else result)
 
     def get(self, timeout: float | None = None, *, keys: Iterable[str] | None = None) -> Any:
-        """The rows as the workers returned them, a DataProto or TensorDict, read anew by every call; private copies.
+        """The rows as a DataProto or TensorDict, whichever the workers returned. Every call reads a new private copy.
 
-        `keys` reads those columns only, tensors or objects. `timeout` is as in `GroupFuture.get`. Where the ranks returned no
-        rows, it is what they returned: None.
+        `keys` reads those columns only, tensors or objects. `timeout` is as in `GroupFuture.get`. If the ranks returned None,
+        so does this.
         """
         value = self.value(timeout) if keys is None else self._rows(timeout).pick(keys)
         if not isinstance(value, RemoteRows):
@@ -54,20 +54,22 @@ class DataProtoFuture(GroupFuture[Any]):
         return found
 
     def value(self, timeout: float | None = None) -> Any:
-        """What stands for the result in another call: `RemoteRows`, or what is no rows itself."""
+        """The result as an argument of another call: `RemoteRows`, or None."""
         return self._settle(timeout)
 
     def _rows(self, timeout: float | None = None) -> RemoteRows:
         value = self.value(timeout)
         if not isinstance(value, RemoteRows):
-            raise DataError(f"the call returned {type(value).__name__}, not rows: there is nothing to take rows or columns of")
+            raise DataError(
+                f"the call returned {type(value).__name__}, not rows: register a method that returns rows, or use get()"
+            )
         return value
 
     def __len__(self) -> int:
         return len(self._rows())
 
     def __bool__(self) -> bool:
-        return True  # a future is there, whatever its rows
+        return True  # without waiting for the number of rows
 
     @property
     def meta_info(self) -> dict[str, Any]:
@@ -96,7 +98,7 @@ class DataProtoFuture(GroupFuture[Any]):
         return self.of(self._rows()[index])
 
     def __iter__(self) -> Iterator[Any]:
-        raise DataError("rows that lie elsewhere are not taken one by one: .get() reads them")
+        raise DataError("rows that lie elsewhere cannot be iterated one by one; call .get() to read them first")
 
     def select_idxs(self, idxs: RowIndex) -> Self:
         return self.of(self._rows().select_idxs(idxs))
@@ -149,7 +151,7 @@ class DataProtoFuture(GroupFuture[Any]):
         """These columns and the other's, values of this process or of another call's result; see `RemoteRows.union`."""
         mine, theirs = self._rows(), _rows_of(other)
         joined = mine.union(theirs, on=on)
-        if on is not None and (traffic := recording()) is not None:  # it is read here, wherever it lies
+        if on is not None and (traffic := recording()) is not None:  # the union compares this column in the driver
             for rows in (mine, theirs):
                 traffic.add(DRIVER, "fetched", {key: size for key, size in rows.column_bytes().items() if key == on})
         return self.of(joined)
@@ -167,9 +169,9 @@ class DataProtoFuture(GroupFuture[Any]):
 
 
 def _rows_of(value: object) -> RemoteRows:
-    """The rows of a future, or those of this process, copied: a future never changes."""
+    """The rows of a future, or a copy of rows of this process: a future never changes."""
     if isinstance(value, DataProtoFuture):
         return value._rows()
     if not is_rows(value):
-        raise DataError(f"rows are joined with a DataProtoFuture, a DataProto or a TensorDict, got {type(value).__name__}")
+        raise DataError(f"the rows to join must be a DataProtoFuture, a DataProto or a TensorDict, got {type(value).__name__}")
     return value if isinstance(value, RemoteRows) else RemoteRows.held(as_proto(value).clone())

@@ -1,7 +1,7 @@
-"""How many bytes of each column went which way: counted where calls are sent and collected, while somebody records.
+"""Bytes of each column by direction, counted where calls are sent and collected, while a caller records.
 
-Tensors are counted exactly, by the rows and columns that a call takes along; of objects it is an estimate. What ranks read of
-rows that lie elsewhere is their own rows of the columns that they are sent, and nothing more, so the driver knows it.
+Tensors are counted exactly, objects are estimated. A rank reads only the rows of its own shard, and only the columns that it was
+sent, so the driver can count those too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import as_proto, is_rows
 
 Way: TypeAlias = Literal["sent", "read", "returned", "stayed", "fetched"]
-"""sent: from the driver to ranks. read: by ranks, from where rows lie. returned: from ranks to the driver. stayed: where ranks
-made it. fetched: by the driver, from where rows lie."""
+"""sent: from the driver to ranks. read: by ranks, of rows that lie elsewhere. returned: from ranks to the driver. stayed: on the
+ranks that made it. fetched: by the driver, of rows that lie elsewhere."""
 WAYS: tuple[Way, ...] = get_args(Way)
 THROUGH_DRIVER: tuple[Way, ...] = ("sent", "returned", "fetched")
 DRIVER = "driver"
-"""What stands for a call where the driver itself reads rows."""
+"""The entry for rows that the driver itself reads, in place of a call."""
 
 
 @dataclass
@@ -35,21 +35,21 @@ class Traffic:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, call: str, way: Way, columns: Mapping[str, int]) -> None:
-        with self._lock:  # calls that wait for others are sent, and futures awaited, by other threads
+        with self._lock:  # other threads send deferred calls and await futures
             for column, count in columns.items():
                 self.bytes[call, way, column] += count
 
     def counted(self) -> dict[tuple[str, Way, str], int]:
-        """A copy of what was counted so far, in the order of the calls."""
+        """A copy of the counts so far, in the order of the calls."""
         with self._lock:
             return dict(self.bytes)
 
     def through_driver(self) -> int:
-        """Bytes that were in the driver's hands, one way or the other."""
+        """Bytes that passed through the driver."""
         return sum(count for (_, way, _), count in self.counted().items() if way in THROUGH_DRIVER)
 
     def sent(self, call: str, values: Iterable[Any]) -> None:
-        """The arguments of a call, those that ranks share given once."""
+        """Count the arguments of a call; arguments that ranks share are given once."""
         for value in values:
             self._add(call, value, here="sent", away="read")
 
@@ -82,5 +82,5 @@ def recorded_traffic(traffic: Traffic | None = None) -> Iterator[Traffic]:
 
 
 def recording() -> Traffic | None:
-    """What counts at the moment."""
+    """The `Traffic` that records this thread's calls, or None."""
     return _recording.get()

@@ -26,12 +26,12 @@ class DeferredCall:
 
     @property
     def silent_ranks(self) -> tuple[int, ...]:
-        """The ranks that have been sent the call and have not answered it."""
+        """The ranks that were sent the call and have not answered it."""
         return self._sent.result().silent_ranks if self._was_sent() else ()
 
     @property
     def has_failed(self) -> bool:
-        """Whether an argument, the sending or a rank has failed, as far as anybody has looked."""
+        """Whether an argument, the sending or a rank is known to have failed."""
         return self._sent.done() and (not self._was_sent() or self._sent.result().has_failed)
 
     def is_over(self, wait_s: float = 0.0) -> bool:
@@ -39,32 +39,34 @@ class DeferredCall:
         give_up = time.monotonic() + wait_s
         try:
             pending = self._sent.result(timeout=max(0.0, wait_s))
-        except TimeoutError:  # of this wait, or of an argument: then it is what `finish` raises
+        except TimeoutError:  # of this wait, or of an argument: then `finish` raises it
             return self._sent.done()
         except Exception:
             return True
         return pending.is_over(max(0.0, give_up - time.monotonic()))
 
     def finish(self) -> dict[int, Any]:
-        """Every rank's answer; raises what an argument, the sending or the call has failed of."""
+        """Every rank's answer; raises the error of an argument, of the sending or of the call."""
         return self._sent.result().finish()
 
     def send(self) -> None:
-        """Send the call, unless it was dropped before its arguments were there."""
+        """Send the call, unless it was dropped while it waited for its arguments."""
         try:
             self._resolve()
             sent = None if self._sent.done() else self._send()
-        except BaseException as error:  # told to whoever asks for the call
+        except BaseException as error:  # raised by `finish`
             self._end(error)
         else:
             if sent is not None:
-                with suppress(InvalidStateError):  # dropped in this moment
+                with suppress(InvalidStateError):  # dropped meanwhile
                     self._sent.set_result(sent)
 
     def drop(self, reason: str) -> None:
-        """Do not send it any more."""
+        """Do not send it."""
         self._end(
-            GroupClosedError(f"method {self.method!r} was never sent: its group was {reason} before its arguments were there")
+            GroupClosedError(
+                f"method {self.method!r} was not sent: its group was {reason} while the call waited for its arguments"
+            )
         )
 
     def _end(self, error: BaseException) -> None:
@@ -76,32 +78,32 @@ class DeferredCall:
 
 
 class DeferredCalls:
-    """Its thread lives while there is something to send, and never keeps the interpreter from ending."""
+    """The deferred calls of a group. Their thread runs while there are any, and does not delay the interpreter's exit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[DeferredCall] = deque()
-        """The first one is being sent."""
+        """The first one is being resolved or sent."""
         self._sender: threading.Thread | None = None
 
     @property
     def is_sender(self) -> bool:
-        """Whether this thread is the one that sends."""
+        """Whether this thread is the one that sends deferred calls."""
         return threading.current_thread() is self._sender
 
     @property
     def is_busy(self) -> bool:
-        """Whether calls wait to be sent, and this thread is not the one that sends them."""
+        """Whether calls wait, and this thread is not the one that sends them."""
         return self._sender is not None and not self.is_sender
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """What waits to be sent."""
+        """The methods of the calls that wait."""
         with self._lock:
             return tuple(call.method for call in self._waiting)
 
     def post(self, call: DeferredCall) -> DeferredCall:
-        """Send it after those before it. What the system says when it has no thread to give is raised, nothing is posted."""
+        """Send the call after those before it. RuntimeError, and nothing is posted, if the system cannot start a thread."""
         with self._lock:
             self._waiting.append(call)
             if self._sender is None:
@@ -118,13 +120,13 @@ class DeferredCalls:
             raise
 
     def drain(self) -> None:
-        """Wait until everything is sent."""
+        """Wait until all calls are sent."""
         sender = self._sender
         if sender is not None and sender is not threading.current_thread():
             sender.join()
 
     def drop_all(self, reason: str) -> None:
-        """Send nothing more; `reason` is what was done to the group."""
+        """Drop all calls; `reason` says how the group ended."""
         with self._lock:
             dropped = list(self._waiting)
             self._waiting.clear()

@@ -13,29 +13,29 @@ from podium.errors import GroupClosedError
 class State(Enum):
     READY = "ready"
     DRAINING = "draining"
-    """A rank has failed, its peers have a moment to answer."""
+    """A rank has failed; its peers have a short time to answer."""
     BROKEN = "broken"
-    """A rank is gone: `restart()` makes the group ready again."""
+    """A rank has died or was killed: `restart()` makes the group ready again."""
     CLOSED = "closed"
     """The ranks were ended on purpose."""
 
 
 class Lifecycle:
-    """Where the ranks are in their lifecycle, and why."""
+    """The state of the worker processes, and its reason."""
 
     def __init__(self) -> None:
         self.state = State.READY
         self.reason = ""
-        """Of a broken one, what broke it; of a closed one, what was done to it."""
+        """What broke the group, or how it was closed."""
 
     def __str__(self) -> str:
-        """The state, of a broken one since what, of a closed one what was done to it."""
+        """The state, with its reason."""
         if self.state is State.BROKEN:
             return f"broken since {self.reason}"
         return self.reason if self.state is State.CLOSED else self.state.value
 
     def drain(self) -> None:
-        """A call has failed; whether the ranks survive is not known yet."""
+        """A call has failed; it is not known yet whether all ranks survive."""
         if self.state is State.READY:
             self.state = State.DRAINING
 
@@ -45,17 +45,17 @@ class Lifecycle:
             self.state = State.READY
 
     def break_down(self, reason: str) -> None:
-        """A rank is gone; the first reason stays."""
+        """A rank has died or was killed; the first reason stays."""
         if self.state in (State.READY, State.DRAINING):
             self.state, self.reason = State.BROKEN, reason
 
     def close(self, reason: str = "closed") -> None:
-        """The ranks are ended; what is heard of them from here on is no failure. The first reason stays."""
+        """The ranks were ended; later events from them are not failures. The first reason stays."""
         if self.state is not State.CLOSED:
             self.state, self.reason = State.CLOSED, reason
 
     def check_open(self, wish: str) -> None:
-        """GroupClosedError, with the wish in its message, once closed."""
+        """GroupClosedError, with the wish in its message, if closed."""
         if self.state is State.CLOSED:
             raise GroupClosedError(f"cannot {wish}: it was {self.reason}")
 

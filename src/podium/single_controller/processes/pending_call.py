@@ -1,9 +1,9 @@
-"""A call on its way: outcomes come in, one verdict comes out. The same rules for every runtime.
+"""A call that was sent: from the ranks' outcomes to one verdict. The rules are the same for every runtime.
 
-When a rank fails, its peers often fail milliseconds later and sometimes first, because it left a collective. So failures
-are gathered for a moment, and the one most likely to be the cause is raised with the others folded in. Peers that do not
-answer within a grace period are stuck: they are killed and the group is broken. A call that takes long names its
-stragglers, with what their threads are doing, long before its time is over.
+When a rank fails, its peers often fail milliseconds later, and sometimes first, because it left a collective. So failures are
+gathered for a short time; the one most likely to be the cause is raised, with the others as its consequences. Peers that do not
+answer within a grace period are stuck: they are killed and the group is broken. A long call logs its stragglers, and what their
+threads are doing, long before its deadline.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from podium.single_controller.rank.naming import rank_list, ranks_named
 from podium.single_controller.runtime.base import Answer, Runtime, Ticket
 
 SETTLE_S = 1.0
-"""Failures that arrive later than this after the first one are consequences, whatever they say."""
+"""A failure that arrives later than this after the first one is a consequence, whatever its type."""
 PEER_GRACE_S = 2.0
 """How long peers may take to answer after a rank has failed."""
 LOOKS_BEFORE_SLOW = 4
-"""How often a call is looked at before it is slow: when a rank has answered is known as exactly as that."""
+"""How often a call is checked before it may be slow: the precision of the times at which ranks answered."""
 
 _LOST_PEER_TYPES = {
     *("ConnectionError", "ConnectionResetError", "ConnectionAbortedError", "ConnectionRefusedError", "BrokenPipeError"),
@@ -40,7 +40,7 @@ log = logging.getLogger("podium.single_controller")
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank failed of, and when that came in."""
+    """The failure of a rank, and when it arrived."""
 
     error: WorkerError
     arrived: float
@@ -48,7 +48,7 @@ class Failure:
 
 @dataclass(eq=False)
 class PendingCall:
-    """One method call on some ranks. It reports to `lifecycle` when the ranks cannot be used any more. Threads may share it."""
+    """One method call on some ranks. It tells `lifecycle` if a rank dies or is killed. Threads may share it."""
 
     runtime: Runtime
     group: str
@@ -58,9 +58,9 @@ class PendingCall:
     lifecycle: Lifecycle
     slow_after_s: float = SLOW_AFTER_S
     in_flight: InFlightCalls[PendingCall] = field(default_factory=InFlightCalls)
-    """The calls of the same ranks, which this one is among as long as it is not over."""
+    """The calls in flight on the same ranks; this one is among them until it is over."""
     took_s: dict[str, float] = field(default_factory=dict)
-    """By method, how long its last call on these ranks took until the last rank answered."""
+    """By method, how long its last call on these ranks took."""
     _silent: dict[int, Ticket] = field(init=False)
     _answers: dict[int, Any] = field(init=False, default_factory=dict)
     _answered_s: dict[int, float] = field(init=False, default_factory=dict)
@@ -76,12 +76,12 @@ class PendingCall:
 
     @property
     def silent_ranks(self) -> tuple[int, ...]:
-        """The ranks that have not answered yet, as far as anybody has looked."""
+        """The ranks that are not known to have answered."""
         return tuple(self._silent)
 
     @property
     def has_failed(self) -> bool:
-        """Whether a rank has failed, or the time is over, as far as anybody has looked."""
+        """Whether a rank is known to have failed, or the deadline has passed."""
         return bool(self._failures) or (bool(self._silent) and self.age_s >= self.timeout_s)
 
     @property
@@ -89,16 +89,16 @@ class PendingCall:
         return time.monotonic() - self.began
 
     def has_lost(self, rank: int) -> bool:
-        """Whether the rank's process died before it answered; looks, without waiting."""
+        """Whether the rank's process died before it answered; checks without waiting."""
         self.is_over()
         failure = self._failures.get(rank)
         return failure is not None and isinstance(failure.error, WorkerLostError)
 
     def is_over(self, wait_s: float = 0.0) -> bool:
-        """Whether every rank has answered, or one has failed, or the call's time is over; waits for it up to `wait_s`."""
+        """Whether every rank has answered, one has failed or the deadline has passed; waits for that up to `wait_s`."""
         give_up = time.monotonic() + wait_s
         if not self._lock.acquire(timeout=min(max(0.0, wait_s), threading.TIMEOUT_MAX)):
-            return False  # another thread waits for this call right now, so it is not over
+            return False  # another thread is waiting for this call, so it is not over
         try:
             return self._is_over(give_up)
         finally:
@@ -114,22 +114,22 @@ class PendingCall:
         return not self._silent or self.has_failed
 
     def finish(self) -> dict[int, Any]:
-        """Every rank's answer, in rank order; to be asked for once.
+        """Every rank's answer, in rank order; call it once.
 
-        WorkerError for the failure that caused the others; CallTimeoutError, which breaks the group, when time is over;
-        GroupClosedError when the ranks were ended on purpose.
+        WorkerError for the failure that caused the others; CallTimeoutError, which breaks the group, after the deadline;
+        GroupClosedError if the ranks were ended on purpose.
         """
         with self._lock:
             look_again_s = self.slow_after_s / LOOKS_BEFORE_SLOW
             while not self._is_over(time.monotonic() + look_again_s):
                 if self._name_stragglers():
-                    look_again_s = self.age_s  # ever more seldom
+                    look_again_s = self.age_s  # at ever longer intervals
             if self._failures:
                 raise self._verdict()
             if self._silent:
                 raise self._timed_out()
             answers = {rank: self._answers[rank] for rank in self.tickets}
-            self._answers, self.tickets = {}, {}  # the caller's from here on: a call that is watched keeps no data alive
+            self._answers, self.tickets = {}, {}  # the caller owns them: a call that is tracked must not keep data alive
             return answers
 
     def untrack(self) -> None:
@@ -137,7 +137,7 @@ class PendingCall:
         self.in_flight.remove(self)
 
     def _take(self, timeout_s: float, arrived: float | None = None) -> None:
-        """Note the outcomes that are there; `arrived` is when failures among them came in, None for now."""
+        """Record the outcomes that have arrived; `arrived` is the time of failures among them, None for now."""
         outcomes = self.runtime.wait(self._silent, timeout_s)
         now = time.monotonic()
         for rank in sorted(outcomes):
@@ -147,7 +147,7 @@ class PendingCall:
                 self._answers[rank] = outcome.value
             else:
                 self._failures[rank] = Failure(outcome, now if arrived is None else arrived)
-            del self._silent[rank]  # last: an outcome that Ctrl-C interrupts is taken again
+            del self._silent[rank]  # last: after Ctrl-C in this loop, the outcome is taken again
         if not self._silent:
             self.in_flight.remove(self)
             if not self._failures:
@@ -172,7 +172,7 @@ class PendingCall:
         self.lifecycle.drain()
         try:
             self._let_peers_answer()
-        finally:  # Ctrl-C ends the wait, and the peers all the same
+        finally:  # also when Ctrl-C ends the wait
             silent, failed = self.silent_ranks, self._first_to_fail()
             cause = self._failures[failed].error
             self._end_peers(silent, failed, cause)
@@ -188,12 +188,12 @@ class PendingCall:
 
     def _let_peers_answer(self) -> None:
         first = min(failure.arrived for failure in self._failures.values())
-        self._take(0.0, arrived=first)  # came in while nobody looked, so it may have been the first
+        self._take(0.0, arrived=first)  # it arrived before this check, so it may have been the first
         while self._silent and (left := first + PEER_GRACE_S - time.monotonic()) > 0:
             self._take(left)
 
     def _first_to_fail(self) -> int:
-        """The rank whose failure is most likely the cause of the others'."""
+        """The rank whose failure most likely caused the others."""
         first = min(failure.arrived for failure in self._failures.values())
         in_time = {rank: failure for rank, failure in self._failures.items() if failure.arrived <= first + SETTLE_S}
         return min(in_time, key=lambda rank: (_how_far_from_cause(in_time[rank].error), in_time[rank].arrived))
@@ -206,14 +206,14 @@ class PendingCall:
         self.in_flight.remove(self)
 
     def _lost_before(self, rank: int, cause: WorkerError) -> list[str]:
-        """Where a rank that died did so perhaps: in calls that it was sent before this one and did not answer either."""
+        """Earlier calls that a dead rank did not answer either: it may have died in one of them."""
         if not isinstance(cause, WorkerLostError):
             return []
         before = [call.method for call in self.in_flight.in_order() if call.began < self.began and call.has_lost(rank)]
         return [f"rank {rank} had not answered {method!r} either, which was sent before" for method in before]
 
     def _last_words(self, rank: int) -> str:
-        """What the rank wrote, and of a crashed process where it crashed."""
+        """The last lines that the rank wrote, and where its process crashed."""
         diagnostics = self.runtime.diagnostics([rank]).get(rank)
         if diagnostics is None:
             return ""
@@ -239,7 +239,7 @@ class PendingCall:
 
 
 def _how_far_from_cause(error: WorkerError) -> int:
-    """0 a process died, 1 user code raised, 2 a peer was missed. `min` takes the first of equals, which arrived first."""
+    """0: the process died, 1: user code raised, 2: a connection to a peer failed. `min` takes the first of equals."""
     if isinstance(error, WorkerLostError):
         return 0
     message = error.cause_message.lower()

@@ -1,4 +1,4 @@
-"""What a group is doing right now, for programs and, by `str()`, for people."""
+"""The status of a group: its calls and ranks, for programs and, by `str()`, for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from podium.single_controller.runtime.diagnostics import Diagnostics
 
 @dataclass(frozen=True)
 class CallStatus:
-    """A call that some ranks have not answered."""
+    """A call that some rank has not answered."""
 
     method: str
     age_s: float
@@ -22,7 +22,7 @@ class CallStatus:
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """A group as it is now."""
+    """The status of a group at one moment."""
 
     group: str
     state: State
@@ -31,11 +31,11 @@ class GroupStatus:
     calls: tuple[CallStatus, ...]
     """The calls that are not over, oldest first."""
     unsent: tuple[str, ...]
-    """The methods whose calls wait for their arguments, or behind such a call."""
+    """The methods of the deferred calls."""
     ranks: Mapping[int, Diagnostics]
 
     def __str__(self) -> str:
-        """The calls, the ranks' processes, and their stacks if they were asked for: those that are awaited first."""
+        """The calls, the ranks' processes, and their stacks if those were requested, first of the ranks that calls wait for."""
         why = f" since {self.reason}" if self.state is State.BROKEN else ""
         lines = [f"group {self.group!r}: {self.state.value}{why}"]
         lines += [f"  {call.method}: {call.age_s:.1f} s, waits for {ranks_named(call.silent_ranks)}" for call in self.calls]

@@ -1,4 +1,4 @@
-"""What a watched call has to say: which ranks are slow, and where they are. Pure functions of what was seen."""
+"""Stragglers of a call: which ranks are slow, and what their threads are doing. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from podium.single_controller.rank.naming import ranks_named
 
 SLOW_AFTER_S = 30.0
-"""No rank is called slow before: a first step compiles, loads and waits for others."""
+"""A rank is not slow before this: a first step compiles, loads and waits for others."""
 SLOW_FACTOR = 3.0
 """A rank is slow when it takes this many times as long as the slowest that has answered, or as the call took before."""
 
@@ -18,7 +18,7 @@ _FOLDED_THREADS = re.compile(r"\nand \d+ threads? of the runtime\s*\Z")  # `proc
 def fold_stacks(by_rank: Mapping[int, str]) -> str:
     """The stacks of some ranks, equal ones once, those of the fewest ranks first: the odd one out is the likely cause.
 
-    How many idle threads a rank has does not make its stack another one.
+    Stacks that differ only in their number of idle threads are equal.
     """
     groups: dict[str, list[int]] = {}
     for rank in sorted(by_rank):
@@ -37,7 +37,7 @@ def straggler_line(
     usual_s: float | None = None,
     slow_after_s: float = SLOW_AFTER_S,
 ) -> str | None:
-    """Which ranks the call waits for, once that is worth a line; None before, and when all have answered.
+    """The ranks that the call waits for, as a line of the log; None if none of them is late.
 
     answered_s: how long each rank that has answered took. age_s: how long ago the call was sent. usual_s: how long the method
     took the last time. A silent rank is late after `slow_after_s` and `SLOW_FACTOR` times the slowest answer of this call.

@@ -35,25 +35,25 @@ DEFAULT_CALL_TIMEOUT_S = 3600.0
 
 
 class Keeper:
-    """Keeps the ranks alive while the group, or any handle of a rank that it gave out, refers to this object."""
+    """Ranks are ended once neither the group nor a handle that it gave out refers to this object."""
 
 
 class Address(NamedTuple):
-    """What a process needs to call ranks that another one started."""
+    """What a process needs to call ranks that another process started."""
 
     runtime: str
     worker_class: type
     ranks: Any
-    """What only the runtime understands."""
+    """For the runtime alone."""
     options: dict[str, Any]
     """Those of the group's constructor."""
 
 
 class WorkerProcesses:
-    """Sends calls to ranks that one `GroupSpec` describes, and watches over them."""
+    """Starts, calls, restarts and ends the ranks that one `GroupSpec` describes."""
 
     _handles: list[Any] | None
-    """What `workers` gave out."""
+    """The handles that `workers` returned."""
 
     def __init__(
         self,
@@ -69,15 +69,15 @@ class WorkerProcesses:
         self.runtime_name = runtime
         self.auto_padding = auto_padding
         self.meshes: dict[tuple[str | None, str | None], Mesh] = {}
-        """By role and name; what the workers have told, forgotten at a restart."""
+        """By role and name, as the workers reported them; cleared by a restart."""
         self._call_timeout_s = DEFAULT_CALL_TIMEOUT_S if call_timeout_s is None else self._checked(call_timeout_s)
         self.spec = replace(spec, call_timeout_s=self._call_timeout_s)
         if not slow_after_s > 0:
-            raise ConfigError(f"slow_after_s is more than 0 seconds, got {slow_after_s:g}")
+            raise ConfigError(f"slow_after_s must be more than 0 seconds, got {slow_after_s:g}")
         check_kind("auto_padding", auto_padding, bool, "True or False")
         self._slow_after_s = slow_after_s
         self._took_s: dict[str, float] = {}
-        """By method, how long its last call took."""
+        """By method, how long its last call took, in seconds."""
         self._is_owner = True
         self._begin()
 
@@ -100,8 +100,8 @@ class WorkerProcesses:
         return cls._on(reached, spec, runtime, ours)
 
     def lent(self) -> Self:
-        """The same ranks for a receiver in this process, who does not own them: its `close()` only lets go of them."""
-        processes = copy.copy(self)  # with the keeper
+        """The same ranks for a receiver in this process that does not own them: its `close()` does not end them."""
+        processes = copy.copy(self)  # shares the keeper
         processes._is_owner, processes._when_dropped = False, None
         processes.lifecycle, processes._in_flight, processes._deferred = Lifecycle(), InFlightCalls(), DeferredCalls()
         if self.lifecycle.state in (State.BROKEN, State.CLOSED):
@@ -109,7 +109,7 @@ class WorkerProcesses:
         return processes
 
     def address(self) -> Address:
-        """What `reached` needs in another process. UnsupportedByRuntime where no other process can reach the ranks."""
+        """The argument of `reached` in another process. UnsupportedByRuntime if other processes cannot reach the ranks."""
         self.lifecycle.check_open(f"pass group {self.name!r} on")
         require(self.runtime_name, "own_processes", f"calls from another process (to group {self.name!r})")
         options = {"slow_after_s": self._slow_after_s, "auto_padding": self.auto_padding, "call_timeout_s": self._call_timeout_s}
@@ -144,7 +144,7 @@ class WorkerProcesses:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def admit(self, method: str) -> None:
-        """A caller wants to make a call: GroupClosedError unless the group is ready.
+        """Check before a call: GroupClosedError unless the group is ready.
 
         Raises a failed call that the driver has not read, but never in the thread that sends deferred calls.
         """
@@ -169,24 +169,24 @@ class WorkerProcesses:
         return self._pending(method, tickets if len(calls) == 1 else dict(sorted(tickets.items())), limit_s)
 
     def later(self, method: str, resolve: Callable[[], None], send: Callable[[], PendingCall]) -> DeferredCall:
-        """Send a call behind the driver's back once `resolve` has its arguments, after those that were deferred before it."""
+        """Defer a call: in its turn, another thread waits in `resolve` for its arguments, then sends it."""
         return self._deferred.post(DeferredCall(method, resolve, send))
 
     @property
     def has_deferred(self) -> bool:
-        """Whether deferred calls wait to be sent, and this thread is not the one that sends them."""
+        """Whether deferred calls wait, and this thread is not the one that sends them."""
         return self._deferred.is_busy
 
     def wait_for_deferred(self) -> None:
-        """Calls run in the order they were made: let those before this one be sent first."""
+        """Wait until the deferred calls are sent: calls run in the order in which they were made."""
         self._deferred.drain()
 
     def expect_reader(self, future: Unread) -> None:
-        """Remember the future of a call that does not block: its failure shall not be lost."""
+        """Track the future of a call that does not block, so that its failure is not lost."""
         self._in_flight.expect_reader(future)
 
     def status(self, *, stacks: bool = False) -> GroupStatus:
-        """The calls that are not over, and what is known of every rank; `stacks` asks all of them where they are."""
+        """The calls that are not over, and the state of every rank; `stacks` also samples the stacks of all ranks."""
         calls = tuple(CallStatus(call.method, call.age_s, call.silent_ranks) for call in self._in_flight.unanswered())
         ranks = {} if self.lifecycle.state is State.CLOSED else self.runtime.diagnostics(range(self.world_size), stacks=stacks)
         return GroupStatus(self.name, self.lifecycle.state, self.lifecycle.reason, calls, self._deferred.methods, ranks)
@@ -204,14 +204,14 @@ class WorkerProcesses:
     def restart(self) -> None:
         """End every rank and build it anew, with the arguments of the first time.
 
-        Calls that are under way end with GroupClosedError. When a rank cannot be built, all are ended: the group is
+        Calls in flight end with GroupClosedError. When a rank cannot be built, all are ended: the group is
         broken, and may be restarted again.
         """
         require(self.runtime_name, "restart", "a restart of ranks")
         self.lifecycle.check_open(f"restart group {self.name!r}")
         if not self._is_owner:
             raise UnsupportedByRuntime(
-                f"group {self.name!r} was started by another driver, which alone knows how its workers are made: restart it there"
+                f"group {self.name!r} was started by another driver, which has the arguments of its workers: restart it there"
             )
         self._end("restarted")
         self.meshes.clear()
@@ -223,8 +223,8 @@ class WorkerProcesses:
             raise
 
     def close(self) -> None:
-        """End the ranks, if they are ours; harmless when repeated. A failure that nobody knows of is raised, after that."""
-        try:  # first: once the ranks are ended, nobody can tell what failed
+        """End the ranks, if this group owns them; harmless when repeated. Then raise a failure that the driver has not read."""
+        try:  # first: once the ranks are ended, the failure can no longer be read
             failed = self._in_flight.unread_failure(look_at_all=True) if self._is_sound else None
             if failed is not None:
                 failed.get()
@@ -232,17 +232,17 @@ class WorkerProcesses:
             self.close_quietly()
 
     def close_quietly(self) -> None:
-        """`close`, without a word of failed calls."""
+        """`close`, without raising failures."""
         self._end("closed")
 
     def end(self) -> None:
-        """`close`, and end ranks that are not ours too."""
+        """`close`, and end the ranks even if this group does not own them."""
         self._is_owner = True
         self.close()
 
     @property
     def _is_sound(self) -> bool:
-        """Not broken, the reason for which has been told: failures that nobody has read follow from it."""
+        """False for a broken group: its reason was raised, and failures that were not read follow from it."""
         return self.lifecycle.state in (State.READY, State.DRAINING)
 
     def _begin(self) -> None:
@@ -255,14 +255,14 @@ class WorkerProcesses:
         self._keeper: Keeper | None = None
         self._when_dropped: weakref.finalize[..., Any] | None = None
         if capabilities_of(self.runtime_name).own_processes and not self.spec.detached:
-            self._keeper = Keeper()  # nothing that the runtime holds leads to it: else it would never be collected
+            self._keeper = Keeper()  # the runtime must not refer to it, or it would never be collected
             self._when_dropped = weakref.finalize(self._keeper, _close_behind, self.runtime)
-            self._when_dropped.atexit = False  # with its driver a runtime ends by itself
+            self._when_dropped.atexit = False  # a runtime ends by itself with its driver
 
     def _build(self) -> None:
         try:
             self._pending(CONSTRUCTOR, self.runtime.start(self.spec), self._call_timeout_s).finish()
-        except BaseException:  # Ctrl-C included: no rank stays behind without its group
+        except BaseException:  # Ctrl-C included: ranks must not outlive a failed start
             self.runtime.close()
             raise
 
@@ -292,12 +292,12 @@ class WorkerProcesses:
     def _checked(self, timeout_s: float) -> float:
         check_kind("a time limit", timeout_s, (int, float), "a number of seconds or None")
         if not timeout_s > 0:
-            raise ConfigError(f"a time limit is more than 0 seconds, got {timeout_s:g}")
+            raise ConfigError(f"a time limit must be more than 0 seconds, got {timeout_s:g}")
         require(self.runtime_name, "timeouts", f"a time limit for calls (asked for: {timeout_s:g} s)")
         return timeout_s
 
 
 def _close_behind(runtime: Runtime) -> None:
-    """End the ranks of a group that was dropped without `close`, once no handle of a rank is left either."""
-    # The garbage collector may run anywhere, also where somebody holds a lock that closing needs.
+    """End the ranks of a group that was dropped without `close`, once its handles are dropped too."""
+    # In another thread: the garbage collector may run where this thread holds a lock that closing needs.
     threading.Thread(target=runtime.close, name="podium-close", daemon=True).start()

@@ -1,6 +1,6 @@
 """Whether the rows of a call have the columns that its method declares: `reads` before anything is sent, `writes` in the answers.
 
-Names only: what kind of column a name stands for is the business of those who make and read it.
+Only names are checked, not types.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from podium.single_controller.routing.modes import BatchMode
 
 
 def check_reads(group: Ranks, reads: Sequence[str], sent: SentArguments) -> None:
-    """DispatchError where the batches that a rank is about to be sent lack, together, a column that the method reads.
+    """DispatchError if the batches for a rank do not have, together, each column that the method reads.
 
-    A rank that is sent no rows at all, as a user's mode may have it, is not looked at.
+    A rank that a user's mode sends no rows is not checked.
     """
     args, kwargs = sent
     every = (*args, *kwargs.values())
-    # where batches were cut and copied, and nothing else, all ranks are sent the same columns
+    # if batches were only cut or copied, all ranks are sent the same columns
     for rank in range(1 if all(isinstance(value, Copy | Shards) for value in every) else group.world_size):
         values = [value.for_rank(rank) for value in every]
         names = [column_names(value) for value in values if is_rows(value)]
@@ -30,9 +30,9 @@ def check_reads(group: Ranks, reads: Sequence[str], sent: SentArguments) -> None
 
 
 def check_writes(group: Ranks, route: Route, writes: Sequence[str], answers: Mapping[int, Any]) -> None:
-    """DispatchError where the rows that a collecting rank returned lack a column that the method declares to write.
+    """DispatchError if a collecting rank returned rows without a column that the method declares to write.
 
-    In a batch mode None lacks them all. Answers of any other kind are left to the mode.
+    In a batch mode that includes None. The mode checks answers of any other type.
     """
     for rank in group.mesh(route.mesh_name).collecting_ranks:
         answer = answers.get(rank)
@@ -41,9 +41,7 @@ def check_writes(group: Ranks, route: Route, writes: Sequence[str], answers: Map
             _check(writes, column_names(answer), what, "which the method declares to write")
         elif answer is None and isinstance(route.mode, BatchMode):
             names = ", ".join(writes)
-            raise DispatchError(
-                f"rank {rank} returned None, but the method declares to write {names}: return rows that have them"
-            )
+            raise DispatchError(f"rank {rank} must return rows with {names}, which the method declares to write, got None")
 
 
 def _check(declared: Iterable[str], there: set[str], what: str, why: str) -> None:

@@ -1,12 +1,12 @@
-"""How a group call's arguments are split over the ranks, and how the ranks' results become one.
+"""How the arguments of a group call are split over the ranks, and how the ranks' results become one.
 
 A dispatch mode names a `Route`: `dispatch_fn` says for every argument whether it is scattered (`PerRank`) or copied (`Copy`),
-and `collect_fn` joins the results. Whether a value is scattered is said here, never guessed from its type or length later.
+and `collect_fn` joins the results. Later code never guesses from a value's type or length whether it is scattered.
 
 Rows are split over a mesh: shard i goes to every rank whose dp_rank is i, and results come back in dp_rank order.
 DP_COMPUTE_PROTO is the plainest mesh, in which each rank has a shard of its own.
 
-These are pure functions of a group's size and meshes. Sending and waiting is `group_call`'s work.
+These are pure functions of a group's size and meshes. `group_call` sends and waits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PerRank:
 
 @dataclass(frozen=True)
 class Shards(PerRank):
-    """Rows cut over a mesh: the last `padding[r]` rows of `values[r]` only fill it up, and so do rows computed from them."""
+    """Rows cut over a mesh. The last `padding[r]` rows of `values[r]` are padding, and so are rows computed from them."""
 
     padding: tuple[int, ...]
     dp_ranks: tuple[int, ...]
@@ -83,11 +83,11 @@ class Shards(PerRank):
         return self.dp_ranks[rank]
 
     def trim(self, rank: int, result: Any, *, is_of_user: bool = False) -> Any:
-        """The result without the rows that were computed from those that this call added.
+        """The result without the rows that were computed from the padding of this call.
 
-        Where the result marks its padding, they are its last marked rows: the caller's own padding stays. Else, of k x n rows
-        for n sent, they are the last k x padding. In a mode of a user, any other number of rows is left alone; elsewhere it is
-        a DispatchError.
+        If the result marks its padding, they are its last marked rows: the caller's own padding stays. If it has k rows for
+        each that was sent, they are the last k x padding. A result of any other number of rows is left as it is in a user's
+        mode, and is a DispatchError in ours.
         """
         padding = self.padding[rank]
         if not padding or not is_rows(result):
@@ -100,8 +100,8 @@ class Shards(PerRank):
             return result
         if rest:
             raise DispatchError(
-                f"rank {rank} was sent {sent} rows, {padding} of them padding, and returned {returned}: which of them are "
-                "padding cannot be told. Return a multiple of the rows that came, or call without auto padding"
+                f"rank {rank} must return a multiple of the {sent} rows that it was sent, {padding} of them padding, got "
+                f"{returned}: change the method, or call without auto padding"
             )
         return drop_last(result, copies * padding)
 
@@ -118,7 +118,7 @@ class Ranks(Protocol):
 
     @property
     def auto_padding(self) -> bool:
-        """Whether every batch is padded to shards of equal size, or only one that asks for it."""
+        """Whether every batch is padded to shards of equal size, and not only one that asks for it."""
         ...
 
     def mesh(self, name: str | None) -> Mesh:
@@ -135,15 +135,15 @@ class Route:
     """
 
     mode: DispatchMode
-    """Whose route it is."""
+    """The mode that has this route."""
     dispatch_fn: Callable[..., Any]
     collect_fn: Callable[[Any, Any], Any]
     mesh_name: str | None = None
     is_built_in: bool = False
-    """Whether a call sends and collects as we say, and not as functions of a user, in a mode of theirs or an updated one."""
+    """Whether both functions are Podium's; False for a user's mode, and for a built-in one that a user has updated."""
 
 
-# -- everything to everyone, or each their own ---------------------------------------------------------------------------
+# -- every rank the same, or each its own --------------------------------------------------------------------------------
 
 
 def dispatch_one_to_all(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
@@ -165,7 +165,7 @@ def dispatch_dp_compute(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArgum
         if not isinstance(value, list | tuple | Copy | PerRank):
             kind = type(value).__name__
             raise DispatchError(
-                f"{name} is a list with one value for each of the {group.world_size} ranks, got {kind}; or Copy(x)"
+                f"{name} must be a list with one value for each of the {group.world_size} ranks, got {kind}; or use Copy(x)"
             )
         return one_per_rank_or_copy(group.world_size, name, value)
 
@@ -183,30 +183,30 @@ def collect_rank_zero(group: Ranks, output: Any) -> Any:
 
 
 def for_rank_zero(world_size: int, name: str, value: Any) -> Sent:
-    """The value for the one rank that runs; of a PerRank its first, which may be the only one."""
+    """The value for rank 0; of a PerRank its first, which may be the only one."""
     if isinstance(value, PerRank) and isinstance(value.values, list | tuple) and len(value.values) == 1:
         return value
     return as_copy(world_size, name, value)
 
 
 def as_copy(world_size: int, name: str, value: Any) -> Sent:
-    """The value for every rank, unless it says itself what each gets. DispatchError for a PerRank of another number of values."""
+    """The value for every rank, or a PerRank as it is. DispatchError for a PerRank of another number of values."""
     return one_per_rank_or_copy(world_size, name, value) if isinstance(value, PerRank) else _copy(value)
 
 
 def one_per_rank_or_copy(world_size: int, name: str, value: Any) -> Sent:
     """A list's or tuple's items for a rank each, any other value for all. DispatchError for a list of another length."""
-    is_said = isinstance(value, PerRank)
-    values = value.values if is_said else value
-    if not is_said and not isinstance(values, list | tuple):
+    is_per_rank = isinstance(value, PerRank)
+    values = value.values if is_per_rank else value
+    if not is_per_rank and not isinstance(values, list | tuple):
         return _copy(value)
     if not hasattr(values, "__len__") or not hasattr(values, "__getitem__") or isinstance(values, Mapping):
-        raise DispatchError(f"{name} is PerRank of {type(values).__name__}: give a list with one value for each rank")
+        raise DispatchError(f"{name} must be PerRank of a list with one value for each rank, got {type(values).__name__}")
     if len(values) != world_size:
         raise DispatchError(
-            f"{name} has {len(values)} values for {world_size} ranks: give one per rank, or Copy(x) to send all to each"
+            f"{name} must have one value per rank, got {len(values)} values for {world_size} ranks; Copy(x) sends all to each"
         )
-    return value if is_said else PerRank(values)
+    return value if is_per_rank else PerRank(values)
 
 
 # -- rows over a mesh ----------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def collect_nd_compute_dataproto(mesh_name: str | None, group: Ranks, outputs: S
     for rank, answer in zip(ranks, answers, strict=True):
         if not is_rows(answer):
             kind = type(answer).__name__
-            raise DispatchError(f"rank {rank} returned {kind}, expected a DataProto or TensorDict (or None from every rank)")
+            raise DispatchError(f"rank {rank} returned {kind}, but must return a DataProto or TensorDict, or None on every rank")
     return concat_rows(answers)
 
 
@@ -256,7 +256,7 @@ def dispatch_dp_compute_data_proto_with_func(group: Ranks, /, *args: Any, **kwar
     """The first argument is a callable, which every rank receives; the rows of the others are split."""
     if not args or not callable(args[0]):
         got = type(args[0]).__name__ if args else "no positional argument"
-        raise DispatchError(f"the first argument is the function that the ranks run, got {got}")
+        raise DispatchError(f"the first argument must be the function that the ranks run, got {got}")
     return dispatch_nd_compute_dataproto(None, group, Copy(args[0]), *args[1:], **kwargs)
 
 
@@ -266,7 +266,7 @@ def collect_dp_compute_data_proto(group: Ranks, outputs: Sequence[Any]) -> Any:
 
 
 def _refuse_direct(group: Ranks, /, *args: Any, **kwargs: Any) -> SentArguments:
-    raise DispatchError("a direct method is called on a worker's own handle (group.workers[rank]), not through the group")
+    raise DispatchError("the group cannot call a direct method; call it on a worker's own handle, group.workers[rank]")
 
 
 # -- the modes -----------------------------------------------------------------------------------------------------------
@@ -282,11 +282,11 @@ _BUILT_IN = {
     Dispatch.DIRECT_ROLLOUT_METHOD: (_refuse_direct, collect_all_to_all),
 }
 ROUTES: dict[DispatchMode, Route] = {mode: Route(mode, *functions, is_built_in=True) for mode, functions in _BUILT_IN.items()}
-"""What each member of `Dispatch` does. It is read at every call, so that an updated mode is updated for every group."""
+"""The route of each member of `Dispatch`. Every call reads it, so an update reaches groups that exist already."""
 
 
 def register_dispatch_mode(name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[[Any, Any], Any]) -> UserMode:
-    """Add a mode: the new member of `Dispatch`, which `@register` takes. `Route` says what the two functions are given.
+    """Add a mode: a new member of `Dispatch`, which `@register` takes. `Route` documents the two functions.
 
     A process that only runs workers need not know the mode. RegistrationError when the name is taken.
     """
@@ -304,21 +304,21 @@ def update_dispatch_mode(mode: DispatchMode, dispatch_fn: Callable[..., Any], co
 
 
 def set_route(mode: DispatchMode, dispatch_fn: Callable[..., Any], collect_fn: Callable[[Any, Any], Any]) -> None:
-    """`update_dispatch_mode`, also of a mode that does nothing yet."""
+    """`update_dispatch_mode`, also for a mode that does not have a route yet."""
     check_functions(dispatch_fn, collect_fn)
     if not isinstance(mode, DispatchMode):
-        raise RegistrationError(f"the mode to update is a member of Dispatch, got {mode!r}")
+        raise RegistrationError(f"the mode to update must be a member of Dispatch, got {mode!r}")
     ROUTES[mode] = Route(mode, dispatch_fn, collect_fn, is_built_in=_BUILT_IN.get(mode) == (dispatch_fn, collect_fn))
 
 
 def get_predefined_dispatch_fn(mode: DispatchMode) -> dict[str, Callable[..., Any]]:
-    """The two functions of a mode, by the names that verl's users know."""
+    """The two functions of a mode, by name."""
     route = route_of(mode)
     return {"dispatch_fn": route.dispatch_fn, "collect_fn": route.collect_fn}
 
 
 def route_of(mode: DispatchMode) -> Route:
-    """What the mode does. RegistrationError for one that this process does not know."""
+    """The route of the mode. RegistrationError for a mode that this process does not know."""
     route = ROUTES.get(mode)
     if route is not None:
         return route
@@ -337,11 +337,11 @@ def _mesh_route(mode: MeshMode) -> Route:
 
 
 TRIMMED = (BatchMode, UserMode)
-"""Modes whose results lose the rows that came of padding: also a user's own, which may cut rows by one of our functions."""
+"""Modes whose results lose padding rows. A user's mode is among them, since it may cut rows by one of our functions."""
 
 
 def dispatch(group: Ranks, route: Route, execute: Execute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SentArguments:
-    """What every rank is sent. DispatchError where the arguments, or what a user's dispatch function made of them, do not fit.
+    """What every rank is sent. DispatchError if the arguments, or the results of a user's dispatch function, do not fit.
 
     With Execute.RANK_ZERO a built-in mode leaves the arguments as they are.
     """
@@ -351,9 +351,9 @@ def dispatch(group: Ranks, route: Route, execute: Execute, args: tuple[Any, ...]
     if route.is_built_in:
         return cast(SentArguments, dispatched)
     if not (isinstance(dispatched, tuple) and len(dispatched) == 2 and isinstance(dispatched[1], Mapping)):
-        raise DispatchError(f"a dispatch_fn returns (args, kwargs), got {dispatched!r}")
-    said = for_rank_zero if execute is Execute.RANK_ZERO else one_per_rank_or_copy
-    return _map_named(partial(said, group.world_size), *dispatched)
+        raise DispatchError(f"a dispatch_fn must return (args, kwargs), got {dispatched!r}")
+    one_value = for_rank_zero if execute is Execute.RANK_ZERO else one_per_rank_or_copy
+    return _map_named(partial(one_value, group.world_size), *dispatched)
 
 
 def ranks_together(sent: SentArguments, ranks: Sequence[int]) -> list[Sequence[int]]:
@@ -368,7 +368,7 @@ def ranks_together(sent: SentArguments, ranks: Sequence[int]) -> list[Sequence[i
 
 
 def collect(group: Ranks, route: Route, execute: Execute, answers: Mapping[int, Any], sent: SentArguments) -> Any:
-    """What the caller gets of the ranks' answers. DispatchError where they do not fit together."""
+    """The result of the call, from the ranks' answers. DispatchError if they do not fit together."""
     if execute is Execute.RANK_ZERO:
         return route.collect_fn(group, answers[0]) if isinstance(route.mode, UserMode) else answers[0]
     if isinstance(route.mode, TRIMMED):
@@ -392,7 +392,7 @@ def _map_named(send: Callable[[str, Any], Sent], args: Iterable[Any], kwargs: Ma
 
 
 def _batches_of_equal_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that are rows, by the name that messages give them; DispatchError where they differ in length."""
+    """The arguments that are rows, by their name in messages. DispatchError if they differ in length."""
     named = {_position(number): value for number, value in enumerate(args)}
     if kwargs:
         named |= {_keyword(name): value for name, value in kwargs.items()}
@@ -401,12 +401,12 @@ def _batches_of_equal_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
         return batches
     if not batches:
         got = ", ".join(type(value).__name__ for value in named.values()) or "no arguments"
-        raise DispatchError(f"needs a DataProto or TensorDict whose rows can be split over the ranks, got {got}")
+        raise DispatchError(f"an argument must be a DataProto or TensorDict, whose rows are split over the ranks, got {got}")
     rows = {name: num_rows(value) for name, value in batches.items()}
     first, count = next(iter(rows.items()))
     for name, other in rows.items():
         if other != count:
-            raise DispatchError(f"batches of one call need equal row counts: {first} has {count} rows, {name} has {other}")
+            raise DispatchError(f"batches of one call must have equal row counts: {first} has {count} rows, {name} has {other}")
     return batches
 
 

@@ -1,7 +1,7 @@
 """A mesh as the controller sees it: for each rank, which shard it works on and whether its result counts.
 
-This is all the controller learns about a worker's parallelism: tensor, pipeline or context parallel peers are ranks that
-share a dp_rank, one of which collects.
+The controller knows nothing else of a worker's parallelism. Tensor, pipeline and context parallel peers are ranks with the same
+dp_rank, one of which collects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from podium.errors import DispatchError
 
 @dataclass(frozen=True)
 class Mesh:
-    """A checked routing table, indexed by rank. DispatchError, showing the table, unless dp_ranks 0..n-1 collect once each."""
+    """A checked routing table, indexed by rank. DispatchError, with the table, unless one rank collects each dp_rank."""
 
     name: str
     dp_ranks: tuple[int, ...]
@@ -32,18 +32,20 @@ class Mesh:
 
     @classmethod
     def from_rows(cls, name: str, rows: Sequence[tuple[int, bool]]) -> Self:
-        """The table from each rank's (dp_rank, collects). DispatchError for a rank that says something else."""
+        """The table from each rank's (dp_rank, collects). DispatchError for a rank that reported something else."""
         for rank, row in enumerate(rows):
             if not _is_row(row):
                 raise DispatchError(
-                    f"rank {rank} says {row!r} of its place in mesh {name!r}, where (dp_rank, collects) belongs: the number of "
-                    "its shard, and True or False"
+                    f"rank {rank} must report (dp_rank, collects) for mesh {name!r}, the number of its shard and True or False, "
+                    f"got {row!r}"
                 )
         return cls(name, tuple(dp_rank for dp_rank, _ in rows), tuple(collects for _, collects in rows))
 
     def __post_init__(self) -> None:
         collectors = Counter(dp_rank for dp_rank, collects in zip(self.dp_ranks, self.collects, strict=True) if collects)
-        expected = range(min(max(self.dp_ranks, default=0) + 1, len(self.dp_ranks)))  # more shards than ranks are never looked at
+        expected = range(
+            min(max(self.dp_ranks, default=0) + 1, len(self.dp_ranks))
+        )  # a dp_rank above the number of ranks is a fault already
         faults = [] if self.dp_ranks else ["it has no ranks"]
         faults += [f"dp_rank {dp_rank} is missing" for dp_rank in expected if dp_rank not in self.dp_ranks]
         faults += [f"dp_rank {dp_rank} is negative" for dp_rank in sorted(set(self.dp_ranks)) if dp_rank < 0]
@@ -51,8 +53,8 @@ class Mesh:
         faults += [f"{count} ranks collect dp_rank {dp_rank}" for dp_rank, count in sorted(collectors.items()) if count > 1]
         if faults:
             raise DispatchError(
-                f"mesh {self.name!r} is no routing table: {'; '.join(faults)}. "
-                f"Each dp_rank from 0 up needs exactly one rank that collects.\n{self}"
+                f"mesh {self.name!r} is invalid: {'; '.join(faults)}. "
+                f"Exactly one rank must collect each dp_rank from 0 up.\n{self}"
             )
 
     @cached_property

@@ -1,7 +1,6 @@
-"""The dispatch modes by name: what `@register` is told, and what a type checker learns from it.
+"""The dispatch modes by name, as `@register` takes them and type checkers see them. `dispatch` has what they do.
 
-What a mode does is in `dispatch`. Modes travel by name: a process that does not know a user's mode still loads it, as a
-member that can be compared and printed but not called.
+Modes travel by name. A process that does not know a user's mode can load, compare and print it, but not call it.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class UserMode(DispatchMode):
 
 @dataclass(frozen=True, repr=False)
 class MeshMode(BatchMode):
-    """A batch split over the mesh that the workers registered under `mesh_name`. RegistrationError for what is no name."""
+    """A batch split over the mesh that the workers registered under `mesh_name`. RegistrationError unless that is a name."""
 
     mesh_name: str
 
@@ -107,18 +106,20 @@ class _Members(type):
         return cls._members.get(name.upper()) if isinstance(name, str) else None
 
     def remove(cls, name: str) -> None:
-        """Take away a mode that `register_dispatch_mode` added. RegistrationError for a built-in one, and an unknown one."""
+        """Remove a mode that `register_dispatch_mode` added. RegistrationError for a built-in or an unknown one."""
         mode = cls.from_name(name)
         if mode is None or not isinstance(mode, UserMode):
             known = [member.name for member in cls if isinstance(member, UserMode)]
-            raise RegistrationError(f"only a mode that was added can be removed: {unknown_name('dispatch mode', name, known)}")
+            raise RegistrationError(
+                f"the mode to remove must be one that register_dispatch_mode added: {unknown_name('dispatch mode', name, known)}"
+            )
         del cls._members[mode.name]
 
     def names(cls) -> list[str]:
         """The names of all members, built-in ones first."""
         return list(cls._members)
 
-    if not TYPE_CHECKING:  # a checker shall still see that a name is not built in
+    if not TYPE_CHECKING:  # type checkers must still report a name that is not built in
 
         def __getattr__(cls, name: str) -> DispatchMode:
             members = type.__getattribute__(cls, "_members")
@@ -149,14 +150,14 @@ Dispatch._members.update({name: mode for name, mode in vars(Dispatch).items() if
 
 
 def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> MeshMode:
-    """The mode that splits batches over the workers' mesh of that name. RegistrationError for what is no name."""
+    """The mode that splits batches over the workers' mesh of that name. RegistrationError unless it is a name."""
     return MeshMode("ND_COMPUTE_PROTO", mesh_name)
 
 
 def add_mode(name: str) -> UserMode:
     """A new member of `Dispatch`. RegistrationError when the name is taken or cannot be one."""
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-        raise RegistrationError(f"a dispatch mode is named like a Python constant, got {name!r}")
+        raise RegistrationError(f"the name of a dispatch mode must be an identifier without a leading underscore, got {name!r}")
     if Dispatch.from_name(name) is not None:
         raise RegistrationError(f"dispatch mode {name.upper()!r} exists already; update_dispatch_mode changes what it does")
     mode = UserMode(name.upper())
@@ -165,18 +166,18 @@ def add_mode(name: str) -> UserMode:
 
 
 def check_mesh_name(name: object) -> None:
-    """RegistrationError for what cannot be the name of a mesh."""
+    """RegistrationError unless it can be the name of a mesh."""
     if not isinstance(name, str) or not name:
         raise RegistrationError(
-            f"a mesh is named by a string, such as 'actor', got {name!r}; give the name under which the workers register it"
+            f"the name of a mesh must be a string, such as 'actor', got {name!r}; give the name that the workers register"
         )
 
 
 def check_functions(dispatch_fn: object, collect_fn: object) -> None:
-    """RegistrationError for a user's mode that is not made of two functions."""
+    """RegistrationError unless both functions of a user's mode can be called."""
     for name, function in (("dispatch_fn", dispatch_fn), ("collect_fn", collect_fn)):
         if not callable(function):
-            raise RegistrationError(f"a dispatch mode has two functions, dispatch_fn and collect_fn; got {name}={function!r}")
+            raise RegistrationError(f"{name} of a dispatch mode must be a function, got {function!r}")
 
 
 def _load(kind: type[DispatchMode], name: str) -> DispatchMode:

@@ -16,14 +16,14 @@ ROLES_ATTR = "raw_cls_dict"
 
 @dataclass(frozen=True)
 class Rows:
-    """`RowOptions` as they are kept, in full."""
+    """The `RowOptions` of a method, with defaults filled in."""
 
     zero_copy: bool = False
-    """Whether rows are handed over as guarded views of shared memory, which nobody may write, and not as private copies."""
+    """Whether rows arrive as read-only views of shared memory instead of private copies."""
     reads: tuple[str, ...] | None = None
-    """The columns that the method needs; None where it does not say."""
+    """The columns that the method needs; None where not declared."""
     writes: tuple[str, ...] | None = None
-    """The columns of its result; None where it does not say."""
+    """The columns of its result; None where not declared."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Registration:
 
 
 def registration_of(method: object) -> Registration | None:
-    """The record that `register` attached, or None. Only functions are asked: any other object might answer, or raise."""
+    """The record that `register` attached, or None. Only functions are inspected: attributes of other objects may raise."""
     found = getattr(method, MAGIC_ATTR, None) if inspect.isroutine(method) else None
     return found if isinstance(found, Registration) else None
 
