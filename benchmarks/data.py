@@ -4,8 +4,8 @@
                               [--verl-python PYTHON]
 
 calls: send and echo of 1 to 512 MB (dense, jagged, dense with strings) as ratios to the raw call that copies as often:
-       `raw_copy` copies once in the worker, as Podium does by default; a method with `zero_copy=True` is compared with the raw
-       call without a copy. An echo is joined in the driver. Also the driver's own memory (RssAnon) at its peak, in payloads.
+       `raw_copy` copies once in the worker, as Podium does. An echo is joined in the driver. Also the driver's own
+       memory (RssAnon) at its peak, in payloads.
 chain: produce -> transform -> consume of 256 MB over 4 ranks by reference, beside Ray's own references; what the driver holds
        and maps of it, and the bytes stored per hop.
 ops:   partition, concat, select, repeat, reorder of 128 MB beside the fastest way with torch alone (no Ray is started).
@@ -81,17 +81,15 @@ def is_met(key: str, goal: Goal, found: dict[str, float]) -> bool:
 def faster_than(podium: dict[str, float], verl: dict[str, float]) -> dict[str, float]:
     """How many times as fast Podium's calls are as verl's, each as a ratio to the raw copying call of its own run.
 
-    verl's method `numpy` hands the worker views of read-only memory, without our guard, so `zero` is its counterpart.
+    verl's method `numpy` hands the worker views of read-only memory, and so saves a copy.
     """
     found = {}
     for key, value in podium.items():
-        match = re.fullmatch(r"dense_(zero_)?(echo|send)_ratio_(\d+mb_x\d+)", key)
+        match = re.fullmatch(r"dense_(echo|send)_ratio_(\d+mb_x\d+)", key)
         for prefix, name in (("", "verl"), ("numpy_", "verl_numpy")):
-            slow = match and verl.get(f"verl_dense_{prefix}{match[2]}_ratio_{match[3]}")
+            slow = match and verl.get(f"verl_dense_{prefix}{match[1]}_ratio_{match[2]}")
             if match and slow:
-                zero, way, size = match[1] or "", match[2], match[3]
-                own = value * podium[f"dense_raw_{way}_of_raw_copy_{size}"] if zero else value
-                found[f"dense_{zero}{way}_faster_than_{name}_{size}"] = round(slow / own, 2)
+                found[f"dense_{match[1]}_faster_than_{name}_{match[2]}"] = round(slow / value, 2)
     return found
 
 

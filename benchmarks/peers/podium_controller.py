@@ -60,12 +60,6 @@ class Echo(Worker):
     def rows(self, data: DataProto) -> DataProto:
         return data
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def read_rows(self, data: DataProto) -> DataProto:
-        """Reads the columns, which makes tensors of the message's bytes."""
-        assert len(data.batch["input_ids"]) == len(data.batch["advantages"])
-        return data
-
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="pairs"))
     def mesh_rows(self, data: DataProto) -> DataProto:
         return data
@@ -103,14 +97,13 @@ def call_ratios(ranks: int, blocks: int) -> dict[str, float]:
             "one_to_all": group.empty,
             "dp": lambda: group.rows(data),
             "mesh": lambda: group.mesh_rows(data),
-            "dp_read": lambda: group.read_rows(data).batch,
             "async_bare": bare_call(async_bare),
             "async": async_group.empty,
         }
         times = in_turns(cases, blocks)
     end([*bare, *async_bare])
     found = {f"{name}_us_{ranks}": median(times[name]) for name in ("bare", "async_bare")}
-    found |= {f"{name}_ratio_{ranks}": ratio(times[name], times["bare"]) for name in ("one_to_all", "dp", "mesh", "dp_read")}
+    found |= {f"{name}_ratio_{ranks}": ratio(times[name], times["bare"]) for name in ("one_to_all", "dp", "mesh")}
     return {**found, f"async_ratio_{ranks}": ratio(times["async"], times["async_bare"])}
 
 

@@ -36,16 +36,8 @@ class DataWorker(Worker):
     def send(self, data: DataProto) -> None:
         pass
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, zero_copy=True)
-    def zero_send(self, data: DataProto) -> None:
-        pass
-
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def echo(self, data: DataProto) -> DataProto:
-        return data
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, zero_copy=True)
-    def zero_echo(self, data: DataProto) -> DataProto:
         return data
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, by_reference=True)
@@ -93,10 +85,10 @@ def call_figures(group: Any, bare: list[Any], mib: int, *, quick: bool) -> dict[
     ranks, found = len(bare), {}
     suffix = f"{mib}mb_x{ranks}"
     for kind, (data, cut) in payloads_of(mib, ranks).items():
-        cases = {name: _bound(getattr(group, name), data) for name in ("echo", "zero_echo", "send", "zero_send")}
+        cases = {name: _bound(getattr(group, name), data) for name in ("echo", "send")}
         times = load.timed_in_turns({**load.raw_cases(bare, cut), **cases}, load.repeats_of(mib, quick))
         found |= load.echo_figures(times, kind, suffix)
-        found |= load.memory_figures({name: cases[name] for name in ("echo", "zero_echo")}, kind, mib, suffix)
+        found |= load.memory_figures({"echo": cases["echo"]}, kind, mib, suffix)
         kept = _bound(lambda rows: group.keep(group.keep(rows)), data)
         found |= load.memory_figures({"reference_echo": kept}, kind, mib, suffix)
     return found

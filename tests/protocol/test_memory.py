@@ -7,7 +7,6 @@ import torch
 
 from podium.protocol import DataProto, from_padded, jagged_from_rows, to_padded
 from podium.protocol import jagged as jg
-from podium.protocol.guard import SharedTensor, shared
 from podium.protocol.memory import LARGE_BYTES, cat, empty_like_rows, index_select
 
 DTYPES = [torch.int64, torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.uint8, torch.float8_e4m3fn]
@@ -59,16 +58,6 @@ def test_a_graph_is_kept() -> None:
     (cat([plain, weights]).sum() + 2 * index_select(weights, torch.arange(len(weights))).sum()).backward()
     assert weights.grad is not None
     assert weights.grad.unique().tolist() == [3.0]
-
-
-def test_what_is_made_of_shared_memory_is_private() -> None:
-    rows = torch.zeros(LARGE_BYTES, dtype=torch.uint8)
-    for count in (2, len(rows)):
-        part = shared(rows[:count])
-        for result in (cat([part, part]), index_select(part, torch.arange(count))):
-            assert not isinstance(result, SharedTensor)
-            result.fill_(1)
-    assert int(rows.sum()) == 0
 
 
 @pytest.mark.parametrize("interleave", [True, False])

@@ -17,8 +17,7 @@ import torch
 from hypothesis import given
 
 from podium.errors import DataError
-from podium.protocol import DataProto, equality, wire
-from podium.protocol.arrays import arrays_of
+from podium.protocol import DataProto, equality, memory, wire
 from podium.protocol.data_proto import rows_of
 from podium.protocol.jagged import jagged, parts
 from tests.protocol.builders import FOUR, ROWS, Row, batch_of, check, lists_of, ragged
@@ -269,7 +268,7 @@ def test_a_dtype_that_this_torch_does_not_have_is_refused() -> None:
 
 def test_shared_offsets_are_shared_on_arrival_and_sent_once() -> None:
     data = batch_of(FOUR)
-    assert len(wire.pack(arrays_of(data.batch), buffers=True)[2]) == 2
+    assert len(wire.pack(data.batch, buffers=True)[2]) == 2
     for received in (_in_band(data), _out_of_band(data, read_only=True)):
         check(received, FOUR)
         assert parts(received.batch["tokens"])[1] is parts(received.batch["gains"])[1]
@@ -293,3 +292,34 @@ def test_the_graph_stays_at_home() -> None:
     received = _in_band(data)
     assert not received.batch["x"].requires_grad
     assert lists_of(received.batch["j"]) == [[1.0], [1.0, 1.0]]
+
+
+def test_rows_are_equal_after_a_cut_two_messages_and_a_join() -> None:
+    data = batch_of(FOUR)
+    for num_parts in (1, 3, 6):
+        _assert_equal(DataProto.concat([_in_band(_in_band(part)) for part in data.partition(num_parts)]), data)
+
+
+def test_columns_that_have_equal_lengths_after_a_cut_share_offsets_on_arrival() -> None:
+    data = DataProto({"a": ragged([[1], [2, 3], [4]]), "b": ragged([[1], [2, 3], [4, 5]])})
+    first, last = map(_in_band, data.partition(2))
+    assert parts(first.batch["a"])[1] is parts(first.batch["b"])[1]
+    assert [parts(last.batch[key])[1].tolist() for key in "ab"] == [[0, 1], [0, 2]]
+
+
+@pytest.mark.parametrize("objects", [None, {"name": ["a"] * 4096}])
+def test_a_join_copies_each_large_column_once(objects: dict[str, list[str]] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = DataProto({"x": torch.zeros(4096, 8), "y": torch.zeros(4096)}, objects)
+    arrived = [_out_of_band(data, read_only=False) for _ in range(2)]
+    copied, cat = [], memory.cat
+    monkeypatch.setattr(memory, "cat", lambda columns: copied.append(len(columns)) or cat(columns))
+    assert len(DataProto.concat(arrived)) == 8192
+    assert copied == [2, 2]
+
+
+def test_the_size_of_a_column_on_a_device_is_found_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    column = torch.ones(4096, dtype=torch.complex64).conj()  # numpy has to copy it, as one on a device
+    copies: list[int] = []
+    monkeypatch.setattr(torch.Tensor, "numpy", lambda *_, **__: copies.append(1))
+    assert wire.packed_if_small({"x": column}) is None
+    assert not copies

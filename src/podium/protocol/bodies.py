@@ -87,11 +87,8 @@ class Source:
     def num_rows(self) -> int:
         return sum(self.sizes)
 
-    def read(self, keys: Sequence[str], numbers: Tensor, *, views: bool = False) -> DataProto:
-        """Those rows, in that order; at least one. Only bodies that have some of them are asked.
-
-        Private copies, or with `views` what needs no copy as it lies: then nobody may write to it.
-        """
+    def read(self, keys: Sequence[str], numbers: Tensor) -> DataProto:
+        """Private copies of those rows, in that order; at least one. Only bodies that have some of them are asked."""
         owners = self.owners(numbers)
         order = None if bool((owners.diff() >= 0).all()) else owners.argsort(stable=True)
         if order is not None:
@@ -104,7 +101,7 @@ class Source:
         if len(found) > 1:
             joined = DataProto.concat(found)
             return joined if order is None else joined.select_idxs(order.argsort())
-        return private(found[0]) if is_run(within) and not views else found[0]
+        return private(found[0]) if is_run(within) else found[0]
 
     def owners(self, numbers: Tensor) -> Tensor:
         """[B] which body each row is of."""

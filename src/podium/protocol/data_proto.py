@@ -15,7 +15,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from podium.errors import ChunkError, DataError
 from podium.protocol import columns as col
-from podium.protocol import disk, indexing, joining, merging, row_dicts, unseen, wire, wording
+from podium.protocol import disk, indexing, joining, merging, row_dicts, wire, wording
 from podium.protocol import jagged as jg
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
@@ -34,36 +34,9 @@ from podium.protocol.columns import ObjectColumn
 from podium.protocol.indexing import LastBatch, RowIndex
 from podium.protocol.merging import MetaPolicy
 from podium.protocol.row_dicts import DataProtoItem
-from podium.protocol.unseen import Arrived, Cut, Unseen, Whole
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
-
-
-class _TensorColumns:
-    """`DataProto.batch`: a `Batch`, made at the first look where rows are `unseen`, and of whatever is assigned."""
-
-    @overload
-    def __get__(self, rows: None, owner: type[DataProto]) -> Self: ...
-    @overload
-    def __get__(self, rows: DataProto, owner: type[DataProto]) -> Batch: ...
-    def __get__(self, rows: DataProto | None, owner: type[DataProto]) -> Self | Batch:
-        if rows is None:
-            return self
-        mine = vars(rows)
-        found: Batch | None = mine.get("batch")
-        if found is not None:
-            return found
-        columns: Unseen | None = mine.get("_unseen")
-        if columns is not None:
-            mine.setdefault("batch", Batch(unseen.made(columns)))  # another thread may do the same
-            mine.pop("_unseen", None)
-        if "batch" not in mine:
-            raise AttributeError(f"{type(rows).__name__!r} object has no attribute 'batch'", name="batch", obj=rows)
-        return cast(Batch, mine["batch"])
-
-    def __set__(self, rows: DataProto, columns: Columns | None) -> None:
-        vars(rows)["batch"] = batch_of(columns)
 
 
 class DataProto:
@@ -74,11 +47,8 @@ class DataProto:
     (3, [1, 2], ['a', 'b', 'c'], {'step': 7})
     """
 
-    batch = _TensorColumns()
     non_tensor_batch: dict[str, ObjectColumn]
     meta_info: dict[str, Any]
-    _unseen: Unseen
-    """Of what `batch` is made as soon as somebody looks at it, while nobody has put another in its place; absent elsewhere."""
 
     def __init__(
         self,
@@ -97,7 +67,7 @@ class DataProto:
         """
         tensors = Batch(tensors_of(batch))
         is_even = col.is_even(tensors)
-        vars(self)["batch"] = tensors if is_even else Batch(col.intern_offsets(tensors))
+        self._batch = tensors if is_even else Batch(col.intern_offsets(tensors))
         self.non_tensor_batch = col.array_columns(non_tensor_batch) if non_tensor_batch else {}
         self.meta_info = dict(meta_info) if meta_info else {}
         if not isinstance(auto_padding, bool):
@@ -172,6 +142,15 @@ class DataProto:
         from podium.protocol import tensordicts
 
         return tensordicts.put_together(len(self), *self._checked_tables())
+
+    @property
+    def batch(self) -> Batch:
+        """The tensor columns. A dict or a TensorDict may be assigned."""
+        return self._batch
+
+    @batch.setter
+    def batch(self, columns: Columns | None) -> None:
+        self._batch = batch_of(columns)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -321,10 +300,6 @@ class DataProto:
             raise DataError("concat needs at least one batch")
         if missing not in ("error", "none"):
             raise DataError(f"missing columns are an 'error' or filled with 'none', got {missing!r}")
-        is_plain = cls is DataProto and not any(part.non_tensor_batch for part in data)
-        joined = unseen.joined([part._unseen_columns() for part in data]) if is_plain else None
-        if joined is not None:
-            return cls._of_unseen(joined, {}, merging.merge_meta([part.meta_info for part in data], data, meta_policies))
         tensors, objects, metas = zip(*(part._tables() for part in data), strict=True)
         objects = tuple(map(col.array_columns, objects))
         if missing == "none":
@@ -471,8 +446,9 @@ class DataProto:
         return self.select()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        packed = self._to_pack().packed(buffers=protocol.__index__() >= 5)
-        objects = {key: wire.pack_array(rows, buffers=protocol.__index__() >= 5) for key, rows in self._arrays().items()}
+        buffers = protocol.__index__() >= 5
+        packed = wire.pack(self._checked().batch, buffers=buffers)
+        objects = {key: wire.pack_array(rows, buffers=buffers) for key, rows in self._arrays().items()}
         if type(self) is not DataProto:
             return _rebuild, (type(self), packed, objects, self.meta_info)
         return rows_of, (packed, self.meta_info, objects) if objects else (packed, self.meta_info)
@@ -519,20 +495,9 @@ class DataProto:
     def _made_of(cls, batch: Mapping[str, Tensor], objects: dict[str, ObjectColumn], meta: dict[str, Any]) -> Self:
         # Without the constructor's checks, which would cost as much as the views: for rows of what has passed them.
         made = cls.__new__(cls)
-        vars(made)["batch"] = Batch(batch)
+        made._batch = Batch(batch)
         made.non_tensor_batch, made.meta_info = objects, meta
         return made
-
-    @classmethod
-    def _of_unseen(cls, columns: Unseen, objects: dict[str, ObjectColumn], meta: dict[str, Any]) -> Self:
-        made = cls.__new__(cls)
-        made._unseen, made.non_tensor_batch, made.meta_info = columns, objects, meta
-        return made
-
-    def _unseen_columns(self) -> Unseen | None:
-        """What the columns would be made of, while nobody has looked at them or put others in their place."""
-        mine = vars(self)
-        return None if "batch" in mine else mine.get("_unseen")
 
     def _checked(self) -> DataProto:
         """The columns as the constructor takes them: a user may have assigned some since, `data.batch["x"] = ...`."""
@@ -544,54 +509,18 @@ class DataProto:
         source = self._checked()
         return source.batch, source.non_tensor_batch, self.meta_info
 
-    def _to_pack(self) -> Unseen:
-        """The columns, which may have been looked at, as something to pack."""
-        columns = None if self.non_tensor_batch else self._unseen_columns()
-        if columns is not None:
-            return columns
-        source = self._checked()
-        return Cut(Whole(source.batch), 0, len(source))
-
     def _cut(self, bounds: Sequence[int]) -> list[Self]:
         """Views of rows [bounds[i], bounds[i + 1]) for each i; the bounds run from 0 to the last row."""
         source = self._checked()
-        return list(map(self._made_of, moves.cut_tensors(source.batch, bounds), *self._cut_tables(source, bounds)))
-
-    def _cut_tables(self, source: DataProto, bounds: Sequence[int]) -> tuple[list[dict[str, ObjectColumn]], list[dict[str, Any]]]:
-        """The objects, those of `_checked`, and the meta of each part."""
         objects = [{key: rows[start:stop] for key, rows in source.non_tensor_batch.items()} for start, stop in pairwise(bounds)]
         metas = [mt.meta_of_rows(self.meta_info, range(start, stop), bounds[-1]) for start, stop in pairwise(bounds)]
-        return objects, metas
+        return list(map(self._made_of, moves.cut_tensors(source.batch, bounds), objects, metas))
 
 
 def rows_of(packed: wire.Packed, meta: dict[str, Any], objects: Mapping[str, wire.ArrayRecord] | None = None) -> DataProto:
-    """Rows that were checked where they were packed: to check them again would cost a tiny batch half as much again."""
-    wire.check_readable(packed)
-    is_shared = wire.reads_shared()
-    columns = {key: wire.unpack_array(record, is_shared=is_shared) for key, record in objects.items()} if objects else {}
-    if not is_shared and not wire.is_private(packed):  # it may change until somebody looks
-        return DataProto._made_of(wire.unpack(packed), columns, meta)
-    return DataProto._of_unseen(Arrived(packed, is_shared), columns, meta)
-
-
-def packed_if_small(rows: DataProto) -> wire.Packed | None:
-    """The tensor columns as records that belong in a message; None where one of them has many bytes."""
-    columns = rows._unseen_columns()
-    if columns is None and any(tensor_bytes(column) > wire.IN_BAND_BYTES for column in rows.batch.values()):
-        return None  # before anything is copied from a device
-    return rows._to_pack().packed_if_small()
-
-
-def cut_for_call(rows: DataProto, parts: int) -> list[DataProto]:
-    """`partition` for a call, which sends the parts at once: their columns are made only if somebody looks."""
-    whole = None if rows.non_tensor_batch else unseen.plain_whole(rows.batch)
-    source = rows if whole is not None else rows._checked()
-    whole = whole or unseen.checked_whole(source.batch)
-    if whole is None:
-        return rows.partition(parts)
-    bounds = _even_bounds(len(rows), parts)
-    cuts = [Cut(whole, start, stop) for start, stop in pairwise(bounds)]
-    return list(map(DataProto._of_unseen, cuts, *rows._cut_tables(source, bounds)))
+    """Rows from their records. They were checked where they were packed, so they are not checked again."""
+    columns = {key: wire.unpack_array(record) for key, record in objects.items()} if objects else {}
+    return DataProto._made_of(wire.unpack(packed), columns, meta)
 
 
 def _even_bounds(num_rows: int, parts: int) -> list[int]:
@@ -605,7 +534,4 @@ def _check_batch_dims(count: int) -> None:
 
 
 def _rebuild(cls: type[DataProto], packed: wire.Packed, objects: dict[str, wire.ArrayRecord], meta: dict[str, Any]) -> DataProto:
-    wire.check_readable(packed)
-    is_shared = wire.reads_shared()
-    columns = {key: wire.unpack_array(record, is_shared=is_shared) for key, record in objects.items()}
-    return cls(wire.unpack(packed, is_shared=is_shared), columns, meta)
+    return cls(wire.unpack(packed), {key: wire.unpack_array(record) for key, record in objects.items()}, meta)

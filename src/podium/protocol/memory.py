@@ -1,8 +1,8 @@
-"""Memory for the large results of row operations: numpy's, which asks the kernel for huge pages, as torch's does not.
+"""Memory for the large results of row operations. It comes from numpy, which asks the kernel for huge pages; torch does not.
 
-A result of tens of megabytes costs three times as much in pages of 4 KiB, whose first touch is most of the time, as in pages
-of 2 MiB (Linux where `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise`, as is usual; elsewhere nothing is lost).
-Columns on a device, with a graph, or of a subclass of Tensor go the ordinary way; guarded views of shared memory are read.
+In pages of 4 KiB a result of tens of megabytes takes three times as long as in pages of 2 MiB, since the first touch of a page
+is most of the time. This is so on Linux if `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise`, as is usual.
+Columns on a device, with a graph, or of a subclass of Tensor get torch's own memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor
-
-from podium.protocol.guard import unguarded
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -39,10 +37,9 @@ def cat(parts: list[Tensor]) -> Tensor:
     """`torch.cat` of parts [N_i, ...] of one dtype and equal other dims, of which there is at least one."""
     if sum([part.nbytes for part in parts]) < LARGE_BYTES:
         return torch.cat(parts)
-    readable = list(map(unguarded, parts))
-    if not all(map(_is_plain, readable)):
-        return torch.cat(readable)
-    return torch.cat(readable, out=empty_like_rows(readable[0], sum(map(len, readable))))
+    if not all(map(_is_plain, parts)):
+        return torch.cat(parts)
+    return torch.cat(parts, out=empty_like_rows(parts[0], sum(map(len, parts))))
 
 
 def index_select(rows: Tensor, index: Tensor) -> Tensor:
@@ -52,12 +49,9 @@ def index_select(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def _index_select(rows: Tensor, index: Tensor) -> Tensor:
-    if rows.nbytes * len(index) < LARGE_BYTES * len(rows):
+    if rows.nbytes * len(index) < LARGE_BYTES * len(rows) or not _is_plain(rows):
         return rows.index_select(0, index)
-    readable = unguarded(rows)
-    if not _is_plain(readable):
-        return readable.index_select(0, index)
-    return torch.index_select(readable, 0, index, out=empty_like_rows(readable, len(index)))
+    return torch.index_select(rows, 0, index, out=empty_like_rows(rows, len(index)))
 
 
 def as_bits(values: Tensor) -> Tensor:

@@ -25,11 +25,9 @@ from podium.protocol import row_moves as moves
 from podium.protocol.bodies import OURS, Body, Header, HeldBody, Source, check_name, check_names
 from podium.protocol.columns import ObjectColumn
 from podium.protocol.data_proto import DataProto
-from podium.protocol.guard import shared
 from podium.protocol.indexing import LastBatch, RowIndex
 from podium.protocol.kinds import Kind, bytes_of_columns, joined_kind
 from podium.protocol.merging import MetaPolicy
-from podium.protocol.row_moves import map_values
 
 NUMBERS, LENGTHS = "<numbers {}>", "<lengths {}>"
 """Columns of `_here` that are ours: what number each row has in a source [B], and how long it is there [B]."""
@@ -262,12 +260,9 @@ class RemoteRows:
         wanted = self if keys is None else self.pick(keys)
         return wanted._assembled(wanted._only_local().clone())
 
-    def landed(self, *, zero_copy: bool = False) -> Any:
-        """`get` for rows that have just arrived: nobody else has what came with them, so that is not copied again.
-
-        With `zero_copy` tensors are guarded views, where they lie in one piece.
-        """
-        return self._assembled(self._only_local(), zero_copy=zero_copy)
+    def landed(self) -> Any:
+        """`get` for rows that have just arrived: nobody else has what came with them, so that is not copied again."""
+        return self._assembled(self._only_local())
 
     def pick(self, keys: Iterable[str]) -> Self:
         """Only the named columns, tensors or objects. DataError names one that is not there and the nearest that is."""
@@ -312,16 +307,16 @@ class RemoteRows:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _assembled(self, local: DataProto, *, zero_copy: bool = False) -> Any:
+    def _assembled(self, local: DataProto) -> Any:
         tensors, objects = dict(local.batch), dict(local.non_tensor_batch)
         by_source: dict[str, list[str]] = {}
         for key, away in self._away.items():
             by_source.setdefault(away.numbers, []).append(key)
         for numbers, keys in by_source.items():
-            read = self._read(numbers, keys, views=zero_copy)
+            read = self._read(numbers, keys)
             tensors |= read.batch
             objects |= read.non_tensor_batch
-        rows = DataProto(map_values(tensors, shared) if zero_copy else tensors, objects, local.meta_info)
+        rows = DataProto(tensors, objects, local.meta_info)
         return rows.to_tensordict() if self.is_tensordict else rows
 
     def _with(
@@ -416,14 +411,14 @@ class RemoteRows:
         rest = [key for key in here.batch if key not in away], [key for key in here.non_tensor_batch if key not in away]
         return self._with(here.select(*rest)).union(moved)._sent_away(names)
 
-    def _read(self, numbers: str, keys: Sequence[str], *, views: bool = False) -> DataProto:
+    def _read(self, numbers: str, keys: Sequence[str]) -> DataProto:
         names = {key: self._away[key].name for key in keys}
         rows = self._here.batch[numbers]
         if not len(rows):
             empty = {key: self._away[key].kind.empty() for key in keys}
             tensors = {key: column for key, column in empty.items() if isinstance(column, Tensor)}
             return DataProto(tensors, {key: column for key, column in empty.items() if isinstance(column, np.ndarray)})
-        found = self._sources[numbers].read(list(dict.fromkeys(names.values())), rows, views=views)
+        found = self._sources[numbers].read(list(dict.fromkeys(names.values())), rows)
         tensors = {key: found.batch[name] for key, name in names.items() if name in found.batch}
         objects: dict[str, ObjectColumn] = {  # of some of the rows, a column of several dtypes may have fewer
             key: col.as_dtype(key, found.non_tensor_batch[name], np.dtype(self._away[key].kind.array_dtype))

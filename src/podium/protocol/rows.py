@@ -16,7 +16,7 @@ import torch
 from podium.errors import DataError
 from podium.protocol.bodies import Header, parted
 from podium.protocol.columns import whole_number
-from podium.protocol.data_proto import DataProto, cut_for_call
+from podium.protocol.data_proto import DataProto
 from podium.protocol.meta import is_marked
 from podium.protocol.remote_rows import RemoteRows
 
@@ -61,13 +61,6 @@ def is_padding_enabled(rows: Rows) -> bool:
 def partition_rows(rows: RowsT, parts: int) -> list[RowsT]:
     """Exactly `parts` consecutive shards whose sizes differ by at most one; views. Empty shards keep their columns."""
     return [_like(rows, part) for part in _proto(rows).partition(parts)]
-
-
-def shards_of(rows: RowsT, parts: int) -> list[RowsT]:
-    """`partition_rows` for a call that sends the parts at once: columns are made only if somebody looks."""
-    if type(rows) is not DataProto:
-        return partition_rows(rows, parts)
-    return cast("list[RowsT]", cut_for_call(cast(DataProto, rows), parts))
 
 
 def partition_padded(rows: RowsT, parts: int) -> tuple[list[RowsT], tuple[int, ...]]:

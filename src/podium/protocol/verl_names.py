@@ -14,7 +14,6 @@ from podium.errors import DataError
 from podium.protocol import columns as col
 from podium.protocol import jagged as jg
 from podium.protocol import joining, row_dicts, wire
-from podium.protocol.arrays import arrays_of
 from podium.protocol.batch import Batch
 from podium.protocol.data_proto import DataProto
 from podium.protocol.row_dicts import DataProtoItem
@@ -128,7 +127,7 @@ def all_gather_data_proto(data: DataProto, process_group: ProcessGroup | None) -
 
 def serialize_single_tensor(obj: Tensor) -> wire.TensorRecord:
     """(dtype, shape, elements) of a dense tensor."""
-    (_, record, _, _), *_ = wire.pack(arrays_of({"": obj}), buffers=False)[1]
+    (_, record, _, _), *_ = wire.pack({"": obj}, buffers=False)[1]
     return record
 
 
@@ -140,7 +139,7 @@ def deserialize_single_tensor(arr: wire.TensorRecord) -> Tensor:
 def serialize_tensordict(batch: Batch | TensorDict) -> EncodedTensorDict:
     """The tensors, dense or jagged, as plain values. DataError for any other entry, or nested layout."""
     device = None if batch.device is None else str(batch.device)
-    return tuple(batch.batch_size), device, wire.pack(arrays_of(dict(cast("Batch", batch))), buffers=False)
+    return tuple(batch.batch_size), device, wire.pack(dict(cast("Batch", batch)), buffers=False)
 
 
 def deserialize_tensordict(arr: EncodedTensorDict) -> TensorDict:

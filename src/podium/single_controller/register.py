@@ -44,7 +44,6 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 class RowOptions(TypedDict, total=False):
     """Options of `register` for the rows that a method takes and returns."""
 
-    zero_copy: bool
     reads: Sequence[str]
     writes: Sequence[str]
 
@@ -138,8 +137,7 @@ def register(
     replaced by its value before dispatch; otherwise `dispatch_fn` gets the future. by_reference: in batch modes, the rows stay
     where they were made, and the group returns a `DataProtoFuture`.
 
-    Of rows: zero_copy hands over guarded views of shared memory instead of private copies; reads and writes name the columns
-    that the method needs and makes, which are checked at the calls.
+    reads and writes name the columns that the method needs and makes; each call checks them.
     RegistrationError, at decoration, if these contradict each other or the method's signature.
     """
     flags = {"blocking": blocking, "materialize_futures": materialize_futures, "by_reference": by_reference}
@@ -179,14 +177,11 @@ def _checked_rows(mode: DispatchMode, options: RowOptions) -> Rows:
     unknown = set(options) - set(RowOptions.__annotations__)
     if unknown:
         raise TypeError(f"register() got unexpected keyword arguments: {', '.join(sorted(unknown))}")
-    zero_copy = options.get("zero_copy", False)
-    if not isinstance(zero_copy, bool):
-        raise RegistrationError(f"zero_copy must be True or False, got {zero_copy!r}")
     if options and not isinstance(mode, BatchMode | UserMode) and mode != Dispatch.DP_COMPUTE_METRIC:
         raise RegistrationError(
             f"{', '.join(options)} needs a mode that splits rows, got {mode.name}: leave it out or change the mode"
         )
-    return Rows(zero_copy, _column_names("reads", options.get("reads")), _column_names("writes", options.get("writes")))
+    return Rows(_column_names("reads", options.get("reads")), _column_names("writes", options.get("writes")))
 
 
 def _column_names(option: str, columns: object) -> tuple[str, ...] | None:

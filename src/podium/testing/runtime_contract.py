@@ -27,7 +27,6 @@ from torch import Tensor
 from podium.errors import (
     CallTimeoutError,
     ConfigError,
-    DataError,
     DispatchError,
     GroupClosedError,
     ResourceError,
@@ -35,7 +34,7 @@ from podium.errors import (
     WorkerError,
     WorkerLostError,
 )
-from podium.protocol import DataProto, jagged_from_rows
+from podium.protocol import DataProto
 from podium.runtimes import runtimes_with
 from podium.single_controller import (
     CAPABILITIES,
@@ -183,34 +182,6 @@ class ContractWorker(RowMaker):
     def kept_sum(self) -> float:
         return float(self.kept["tensor"].sum() + self.kept["array"].sum())
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
-    def weigh(self, batch: DataProto) -> dict[str, Tensor]:
-        return weights(batch)
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, zero_copy=True)
-    def weigh_shared(self, batch: DataProto) -> dict[str, Tensor]:
-        return weights(batch)
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, zero_copy=True)
-    def write_shared(self, batch: DataProto) -> tuple[list[str], DataProto]:
-        writes: dict[str, Callable[[], object]] = {
-            "large": lambda: batch.batch["large"].add_(1),
-            "part": lambda: batch[:1].batch["large"].zero_(),
-            "small": lambda: batch.batch["small"].fill_(9),
-            "jagged": lambda: batch.batch["jagged"].values().zero_(),
-            "out": lambda: torch.neg(batch.batch["large"], out=batch.batch["large"]),
-        }
-        self.kept["shared"] = batch.batch["large"]
-        return [name for name, write in writes.items() if is_refused(write)], batch
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, zero_copy=True)
-    def echo_shared(self, batch: DataProto) -> DataProto:
-        return batch
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def sum_of_shared(self) -> float:
-        return float(self.kept["shared"].sum())
-
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def append(self, number: int) -> list[int]:
         self.log.append(number)
@@ -340,26 +311,6 @@ def product(seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     left = torch.randn(257, 1023, generator=generator)
     return left @ left.T, torch.randn(1 << 18, generator=generator).sum()
-
-
-def weights(batch: DataProto) -> dict[str, Tensor]:
-    """What a training step does with rows: looks them up, adds jagged ones, takes a gradient."""
-    table = torch.linspace(-1, 1, 500).reshape(100, 5).requires_grad_()
-    labels = batch.batch["small"].repeat_interleave(batch.batch["large"].shape[1])
-    looked_up = torch.nn.functional.embedding(batch.batch["large"], table).flatten(0, 1)
-    torch.nn.functional.cross_entropy(looked_up, labels).backward()
-    assert table.grad is not None
-    sums = (batch.batch["jagged"] * batch.batch["jagged"]).values()
-    return {"gradient": table.grad, "sums": sums, "last": batch.select_idxs([len(batch) - 1]).batch["large"]}
-
-
-def is_refused(write: Callable[[], object]) -> bool:
-    """Whether a write into shared memory is refused, with what to do about it."""
-    try:
-        write()
-    except DataError as error:
-        return "clone() it first" in str(error)
-    return False
 
 
 # -- calls: a healthy group in, a healthy group out --------------------------------------------------------------------
@@ -532,29 +483,6 @@ def check_nothing_is_shared(group: ContractGroup) -> None:
         for zeros in group.call.zeros_later(num).get():
             zeros += 1
         assert group.call.sum_of_zeros() == [0.0] * WORLD_SIZE
-
-
-def check_zero_copy(group: ContractGroup) -> None:
-    """With zero_copy the numbers are the same; nobody can write into rows that came or went, and they live as long as a view."""
-    rows = [torch.arange(100.0 * (row % 3)) for row in range(WORLD_SIZE)]
-    large = torch.arange(WORLD_SIZE * 20_000).reshape(WORLD_SIZE, -1) % 100
-    batch = DataProto({"large": large, "small": torch.arange(WORLD_SIZE), "jagged": jagged_from_rows(rows)})
-    before = batch.clone()
-    for shared, own in zip(group.call.weigh_shared(batch), group.call.weigh(batch), strict=True):
-        assert shared.keys() == own.keys()
-        assert all(torch.equal(shared[name], own[name]) for name in own)
-    answers = group.call.write_shared(batch)
-    for rank, (refused, mine) in enumerate(answers):
-        assert refused == ["large", "part", "small", "jagged", "out"], f"rank {rank} could write into shared rows"
-        assert torch.equal(mine.batch["large"], before.batch["large"][rank : rank + 1])
-        assert all(is_refused(column.zero_) for name, column in mine.batch.items() if name != "jagged")
-        assert not np.asarray(mine.batch["large"]).flags.writeable
-        mine.batch["large"].clone().zero_()
-    joined = group.call.echo_shared(batch)
-    joined.batch["large"].zero_()  # what was joined is the driver's own
-    assert torch.equal(batch.batch["large"], before.batch["large"])
-    del batch, answers
-    assert sum(group.call.sum_of_shared()) == float(before.batch["large"].sum())
 
 
 def check_threads(group: ContractGroup) -> None:
@@ -751,7 +679,6 @@ CALL_CHECKS: tuple[Callable[[ContractGroup], None], ...] = (
     check_sparse,
     check_what_cannot_travel,
     check_nothing_is_shared,
-    check_zero_copy,
     check_threads,
     check_bits,
     check_a_rank_raises,

@@ -9,10 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from podium.errors import DataError
-from podium.protocol import DataProto, jagged_from_rows
-from podium.protocol.guard import SharedTensor
-from podium.protocol.jagged import parts
+from podium.protocol import DataProto
 from podium.single_controller.runtime.payload import Envelope, HoldsReference, pack, unpack, unpack_to_join
 
 
@@ -28,12 +25,15 @@ def is_reference(value: object) -> bool:
     return isinstance(value, Reference)
 
 
-def round_trip(value: Any, *, from_sender: bool = False, for_receiver: bool = False) -> Any:
-    packed = pack(value, is_reference, shared=from_sender)
-    if isinstance(packed, Envelope):  # as Ray's store hands it out: read-only buffers
-        pickled, buffers, shared = packed.__reduce__()[1]
-        packed = Envelope(pickled, [memoryview(bytes(buffer)) for buffer in buffers], shared)
-    return unpack(packed, shared=for_receiver)
+def stored(packed: Envelope) -> Envelope:
+    """As Ray's store hands it out: with read-only buffers."""
+    pickled, buffers = packed.__reduce__()[1]
+    return Envelope(pickled, [memoryview(bytes(buffer)) for buffer in buffers])
+
+
+def round_trip(value: Any) -> Any:
+    packed = pack(value, is_reference)
+    return unpack(stored(packed) if isinstance(packed, Envelope) else packed)
 
 
 def cyclic() -> list[Any]:
@@ -153,24 +153,6 @@ def test_lambdas_travel():
     assert round_trip(lambda x: x + 1)(2) == 3
 
 
-@pytest.mark.parametrize("rows", [2, 100, 100_000])
-@pytest.mark.parametrize("asked", ["from_sender", "for_receiver"])
-def test_shared_tensors_and_arrays_cannot_be_written(rows: int, asked: str):
-    tensor, jagged = torch.arange(rows), jagged_from_rows([torch.arange(rows), torch.arange(1)])
-    value = {"plain": DataProto({"x": tensor}), "array": np.asfortranarray(np.ones((rows, 2))), "loose": [tensor, object]}
-    value["jagged"] = DataProto({"j": jagged, "k": jagged + 1}, {"o": [np.ones(rows), None]})
-    back = round_trip(value, **{asked: True})
-    values = [parts(column)[0] for column in back["jagged"].batch.values()]
-    for mine, theirs in ((tensor, back["plain"].batch["x"]), (tensor, back["loose"][0]), (parts(jagged)[0], values[0])):
-        assert torch.equal(theirs, mine)
-        with pytest.raises(DataError, match="clone"):
-            theirs.zero_()
-    for array in (back["array"], back["jagged"].non_tensor_batch["o"][0]):
-        assert array.sum() == array.size
-        assert not array.flags.writeable
-    assert (back["jagged"].batch["j"] * back["jagged"].batch["k"]).is_nested
-
-
 @pytest.mark.parametrize("rows", [2, 100_000])
 def test_arrays_of_any_order_and_no_elements_come_back_private(rows: int):
     value = {
@@ -185,30 +167,6 @@ def test_arrays_of_any_order_and_no_elements_come_back_private(rows: int):
         back["turned"][:] = -1
         back["rows"].fill_(-1)
     assert value["turned"].min() == value["rows"].min() == 0
-
-
-def test_shared_large_tensors_are_views_of_what_was_packed():
-    tensor = torch.zeros(100_000)
-    seen = unpack(pack((DataProto({"x": tensor}),), is_reference), shared=True)[0].batch["x"]
-    tensor[5] = 1
-    assert seen[5] == 1
-
-
-def test_what_is_shared_is_sent_on_like_its_own():
-    shared = round_trip(DataProto({"x": torch.arange(100_000)}), for_receiver=True)
-    assert isinstance(shared.batch["x"], SharedTensor)
-    for value in (shared, [shared.batch["x"], object]):
-        back = round_trip(value)
-        column = back.batch["x"] if isinstance(back, DataProto) else back[0]
-        assert type(column) is torch.Tensor
-        column.zero_()
-    assert shared.batch["x"][9] == 9
-
-
-def test_sharing_ends_with_the_unpacking():
-    for value in (DataProto({"x": torch.arange(5)}), [object, DataProto({"x": torch.arange(5)})]):
-        round_trip(value, for_receiver=True)
-        assert type(round_trip([DataProto({"x": torch.arange(5)})])[0].batch["x"]) is torch.Tensor
 
 
 @pytest.mark.parametrize("count", [0, 3])
@@ -228,8 +186,6 @@ def test_a_small_batch_names_no_class_in_its_message(count: int, is_argument: bo
         assert torch.equal(back.batch[key], column)
         back.batch[key].zero_()
     assert rows.batch["half"].sum() == 2 * count
-    guarded = round_trip(value, for_receiver=True)
-    assert isinstance((guarded[0][0] if is_argument else guarded).batch["x"], SharedTensor)
 
 
 def test_what_only_looks_like_a_calls_arguments_comes_back():
@@ -238,19 +194,25 @@ def test_what_only_looks_like_a_calls_arguments_comes_back():
     assert zeros.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_rows_that_will_be_joined_are_views_and_all_else_of_them_is_private():
+def test_large_columns_to_be_joined_are_views_of_the_message_and_all_else_is_private(recwarn: pytest.WarningsRecorder):
     big = torch.arange(100_000)
-    rows = DataProto({"x": big}, {"o": [{"t": torch.ones(5000)}] + [0] * 99_999}, {"m": torch.ones(5000)})
+    rows = DataProto(
+        {"x": big}, {"o": [{"t": torch.ones(5000)}] + [0] * 99_999, "n": np.arange(100_000)}, {"m": torch.ones(5000)}
+    )
     packed = pack(rows, is_reference)
     assert isinstance(packed, Envelope)
-    pickled, buffers, shared = packed.__reduce__()[1]
-    stored = Envelope(pickled, [memoryview(bytes(buffer)) for buffer in buffers], shared)
-    part = unpack_to_join(stored)
-    assert isinstance(part.batch["x"], SharedTensor)
-    joined = DataProto.concat([part, part])
-    joined.batch["x"].zero_()
-    joined.non_tensor_batch["o"][0]["t"].zero_()
-    joined.meta_info["m"].zero_()
-    again = unpack_to_join(stored)
+    message = stored(packed)
+    part, same = unpack_to_join(message), unpack_to_join(message)
+    assert part.batch["x"].data_ptr() == same.batch["x"].data_ptr(), "the column was copied before the join"
+    assert not recwarn.list
+    joined = DataProto.concat([part, same])
+    one = DataProto.concat([same])
+    for batch in (joined, one):
+        batch.batch["x"].zero_()
+        batch.non_tensor_batch["o"][0]["t"].zero_()
+        batch.non_tensor_batch["n"][:] = 0
+        batch.meta_info["m"].zero_()
+    again = unpack_to_join(message)
     assert torch.equal(again.batch["x"], big)
+    assert np.array_equal(again.non_tensor_batch["n"], np.arange(100_000))
     assert again.non_tensor_batch["o"][0]["t"].sum() == again.meta_info["m"].sum() == 5000

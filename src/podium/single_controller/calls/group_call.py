@@ -189,7 +189,7 @@ class Invocation:
         mine = tuple([value.for_rank(ranks[0]) for value in args])
         named = {name: value.for_rank(ranks[0]) for name, value in kwargs.items()}
         method = self._method
-        return RankCall(ranks, method.role, method.name, mine, named, method.registration.rows.zero_copy, self._joins_rows)
+        return RankCall(ranks, method.role, method.name, mine, named, self._joins_rows)
 
     def _collect(self, answers: dict[int, Any]) -> Any:
         registration = self._method.registration

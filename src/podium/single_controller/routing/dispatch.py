@@ -29,7 +29,7 @@ from podium.protocol.rows import (
     num_padding,
     num_rows,
     partition_padded,
-    shards_of,
+    partition_rows,
 )
 from podium.single_controller.routing.mesh import Mesh
 from podium.single_controller.routing.modes import (
@@ -226,7 +226,7 @@ def dispatch_nd_compute_dataproto(mesh_name: str | None, group: Ranks, /, *args:
         if name not in batches:
             return as_copy(group.world_size, name, value)
         shards, padding = (
-            partition_padded(value, mesh.dp_size) if padded else (shards_of(value, mesh.dp_size), (0,) * mesh.dp_size)
+            partition_padded(value, mesh.dp_size) if padded else (partition_rows(value, mesh.dp_size), (0,) * mesh.dp_size)
         )
         ranks = mesh.dp_ranks
         return Shards([shards[dp_rank] for dp_rank in ranks], tuple([padding[dp_rank] for dp_rank in ranks]), ranks)

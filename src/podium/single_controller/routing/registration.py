@@ -18,8 +18,6 @@ ROLES_ATTR = "raw_cls_dict"
 class Rows:
     """The `RowOptions` of a method, with defaults filled in."""
 
-    zero_copy: bool = False
-    """Whether rows arrive as read-only views of shared memory instead of private copies."""
     reads: tuple[str, ...] | None = None
     """The columns that the method needs; None where not declared."""
     writes: tuple[str, ...] | None = None

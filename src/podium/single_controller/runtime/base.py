@@ -147,10 +147,8 @@ class RankCall(NamedTuple):
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    zero_copy: bool = False
-    """Whether tensors of the arguments and of the answer are guarded views of shared memory, and not private copies."""
     is_joined: bool = False
-    """Whether rows of the answers will be joined: that copies them, so until then they may be such views."""
+    """Whether rows of the answers will be joined. That copies them, so they may be views of a message's memory until then."""
 
 
 def by_rank(calls: Iterable[RankCall]) -> dict[int, RankCall]:
@@ -159,7 +157,7 @@ def by_rank(calls: Iterable[RankCall]) -> dict[int, RankCall]:
 
 
 class Answer(NamedTuple):
-    """What a rank returned. The value is the caller's own, unless it was to be shared: changing it changes nothing elsewhere."""
+    """What a rank returned. The value is the caller's own: changing it changes nothing elsewhere."""
 
     value: Any
 

@@ -1,8 +1,7 @@
 """The inline runtime: every rank in the driver's own process, one after another, so that breakpoints just work.
 
-Arguments are cloned in and results cloned out, as if they had crossed a process; with zero_copy they are guarded views, as if
-they lay in shared memory. What needs ranks to run at the same time (collectives) or to be ended from outside (timeouts) is
-not here.
+Arguments are cloned in and results cloned out, as if they had crossed a process. What needs ranks to run at the same time
+(collectives) or to be ended from outside (timeouts) is not here.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from podium.single_controller.runtime.base import (
 )
 from podium.single_controller.runtime.copies import detached_copy
 from podium.single_controller.runtime.diagnostics import Diagnostics
-from podium.single_controller.runtime.payload import pack, unpack
 
 
 class InlineRuntime(Runtime):
@@ -98,7 +96,7 @@ class InlineRuntime(Runtime):
     ) -> Outcome:
         try:
             result = run_as_rank(context, function, call.args, call.kwargs)
-            return Answer(_answer(result, reply, zero_copy=call.zero_copy))
+            return Answer(_answer(result, reply))
         except UnsupportedByRuntime:
             raise  # a limit of this runtime, not a failure of the rank
         except (Exception, CancelledError) as error:  # a coroutine's: the driver's own loop would take it for its own
@@ -107,12 +105,12 @@ class InlineRuntime(Runtime):
             return failure
 
 
-def _answer(result: Any, reply: Reply, *, zero_copy: bool) -> Any:
+def _answer(result: Any, reply: Reply) -> Any:
     if reply is Reply.NOTHING:
         return None
     found = parted_result(detached_copy(result)) if reply is Reply.REFERENCE else None
     if found is None:
-        return _shared(result) if zero_copy else detached_copy(result)
+        return detached_copy(result)
     header, body = found
     return RemoteRows.of(header, HeldBody(body, is_of_rank=True))
 
@@ -135,24 +133,17 @@ def _copied(rank: int, call: RankCall) -> RankCall:
     if not call.args and not call.kwargs:
         return call
     try:  # one deepcopy, so that two arguments which share a tensor still do
-        args, kwargs = (_shared if call.zero_copy else detached_copy)((call.args, call.kwargs))
-        args = tuple(_read(value, call) for value in args)
-        kwargs = {key: _read(value, call) for key, value in kwargs.items()}
+        args, kwargs = detached_copy((call.args, call.kwargs))
+        args = tuple(map(_read, args))
+        kwargs = {key: _read(value) for key, value in kwargs.items()}
     except Exception as error:  # whatever a foreign class does when it is copied
         name = called_as(call.role, call.method)
         raise DispatchError(f"the arguments of {name!r} cannot be copied for rank {rank}: {error}") from error
     return call._replace(args=args, kwargs=kwargs)
 
 
-def _shared(value: Any) -> Any:
-    """As it comes out of shared memory: large tensors are views of the sender's own."""
-    return unpack(pack(value, lambda _: False), shared=True)
-
-
-def _read(argument: Any, call: RankCall) -> Any:
-    if not isinstance(argument, RemoteRows):
-        return argument
-    return argument.landed(zero_copy=True) if call.zero_copy else argument.get()
+def _read(argument: Any) -> Any:
+    return argument.get() if isinstance(argument, RemoteRows) else argument
 
 
 def _refuse_what_needs_processes(spec: GroupSpec) -> None:

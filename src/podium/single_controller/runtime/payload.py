@@ -1,8 +1,7 @@
 """A call's arguments, and a rank's result, as one thing that Ray carries without looking inside.
 
 What is small becomes `bytes`: one argument of that kind is the cheapest that Ray knows. What holds large buffers becomes an
-`Envelope`, whose buffers Ray's store takes out of band. Everything unpacked is the receiver's own and writable, unless the
-sender or the receiver asks for shared memory: then it is guarded views (`protocol.guard`) and read-only arrays.
+`Envelope`, whose buffers Ray's store takes out of band. Everything that is unpacked is private and writable.
 """
 
 from __future__ import annotations
@@ -21,20 +20,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from podium.errors import DataError
-from podium.protocol import DataProto, is_rows, wire
+from podium.protocol import DataProto, is_rows
 from podium.protocol.columns import ObjectColumn
-from podium.protocol.data_proto import packed_if_small, rows_of
-from podium.protocol.guard import SharedTensor
+from podium.protocol.data_proto import rows_of
 from podium.protocol.meta import IMMUTABLE, copy_meta
 from podium.protocol.remote_rows import RemoteRows
+from podium.protocol.wire import packed_if_small
 from podium.single_controller.runtime.copies import carries_graph
 
 NOTHING = b""
 """What None becomes: bytes are what Ray carries in the fewest steps, and most methods return None."""
 _WITH_BUFFERS = b"buffers:"
 """What a message begins with that holds its buffers; no pickle begins so."""
-_SHARED = b"shared:"
-"""What a message, of either kind, begins with whose receiver gets guarded views."""
 IN_MESSAGE_BYTES = 64 * 1024
 """Buffers of together more than this travel beside the message."""
 FEW = 64
@@ -50,26 +47,22 @@ class HoldsReference(Exception):  # noqa: N818 - a signal to the caller, not an 
 class Envelope:
     """A pickle and the buffers that it refers to."""
 
-    def __init__(self, pickled: bytes, buffers: list[Any], shared: bool = False) -> None:
+    def __init__(self, pickled: bytes, buffers: list[Any]) -> None:
         self.pickled = pickled
         self.buffers = buffers
-        self.shared = shared
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Envelope, (self.pickled, [pickle.PickleBuffer(buffer) for buffer in self.buffers], self.shared)
+        return Envelope, (self.pickled, [pickle.PickleBuffer(buffer) for buffer in self.buffers])
 
 
 Packed: TypeAlias = bytes | Envelope
 
 
-def pack(value: Any, is_reference: Callable[[object], bool], *, shared: bool = False) -> Packed:
-    """The value ready to travel; `shared` if the receiver shall get guarded views and not copies of its own.
-
-    HoldsReference when it holds one of Ray's references.
-    """
+def pack(value: Any, is_reference: Callable[[object], bool]) -> Packed:
+    """The value as a message. HoldsReference if it holds one of Ray's references."""
     if value is None:
         return NOTHING
-    if not shared and (small := _small_rows(value)) is not None:
+    if (small := _small_rows(value)) is not None:
         return small
     buffers: list[pickle.PickleBuffer] = []
     if is_plain(value):
@@ -80,35 +73,38 @@ def pack(value: Any, is_reference: Callable[[object], bool], *, shared: bool = F
         message = stream.getvalue()
     if buffers:
         if sum(buffer.raw().nbytes for buffer in buffers) > IN_MESSAGE_BYTES:
-            return Envelope(message, list(buffers), shared)
+            return Envelope(message, list(buffers))
         message = _WITH_BUFFERS + pickle.dumps((message, [bytearray(buffer) for buffer in buffers]), protocol=5)
-    return _SHARED + message if shared else message
+    return message
 
 
-def unpack(packed: Packed, *, shared: bool = False) -> Any:
-    """What was packed; `shared` for guarded views, which are given too if the sender has said so."""
-    if isinstance(packed, bytes):
-        if not packed:
-            return None
-        if packed.startswith((_ROWS, _ROWS_ARGUMENT)):
-            if not shared:
-                return _rows_in(packed)
-            with wire.as_shared():
-                return _rows_in(packed)
-        if shared or packed.startswith(_SHARED):
-            return _unpack_shared(*_parts(packed.removeprefix(_SHARED)))
-        pickled, buffers = _parts(packed)
-        return pickle.loads(pickled, buffers=buffers)
-    if shared or packed.shared:
-        return _unpack_shared(packed.pickled, packed.buffers)
-    return pickle.loads(packed.pickled, buffers=[_own_copy(buffer) for buffer in packed.buffers])
+def unpack(packed: Packed) -> Any:
+    """The value of a message."""
+    if not isinstance(packed, bytes):
+        return pickle.loads(packed.pickled, buffers=map(_own_copy, packed.buffers))
+    if not packed:
+        return None
+    if packed.startswith((_ROWS, _ROWS_ARGUMENT)):
+        return _rows_in(packed)
+    if not packed.startswith(_WITH_BUFFERS):
+        return pickle.loads(packed)
+    pickled, buffers = pickle.loads(memoryview(packed)[len(_WITH_BUFFERS) :])
+    return pickle.loads(pickled, buffers=buffers)
+
+
+def unpack_views(packed: Envelope) -> Any:
+    """The value of a message whose tensors are views of the message's own memory. The caller must copy them, and never write.
+
+    That memory may be Ray's store, where a write changes the value for all readers, or ends the process.
+    """
+    return pickle.loads(packed.pickled, buffers=map(_as_if_writable, packed.buffers))
 
 
 def unpack_to_join(packed: Packed) -> Any:
-    """What was packed. Large tensor columns of a batch may be guarded views, since joining copies them; all else is private."""
+    """The value of a message, for a concat: large tensor columns are views (`unpack_views`), all else is private."""
     if not isinstance(packed, Envelope):
         return unpack(packed)
-    rows = unpack(packed, shared=True)
+    rows = unpack_views(packed)
     if type(rows) is not DataProto:
         return unpack(packed)
     objects = {key: column if _is_simple(column) else copy.deepcopy(column) for key, column in rows.non_tensor_batch.items()}
@@ -117,14 +113,7 @@ def unpack_to_join(packed: Packed) -> Any:
 
 
 def _is_simple(column: ObjectColumn) -> bool:
-    return all(type(value) in IMMUTABLE for value in column)
-
-
-def _parts(message: bytes) -> tuple[bytes, Iterable[Any]]:
-    if not message.startswith(_WITH_BUFFERS):
-        return message, ()
-    pickled, buffers = pickle.loads(memoryview(message)[len(_WITH_BUFFERS) :])
-    return pickled, buffers
+    return column.dtype != object or all(type(value) in IMMUTABLE for value in column)  # joined arrays are copied
 
 
 def _own_copy(buffer: Any) -> NDArray[np.uint8]:
@@ -136,9 +125,18 @@ def _own_copy(buffer: Any) -> NDArray[np.uint8]:
     return np.frombuffer(pickle.PickleBuffer(buffer).raw(), np.uint8).copy()
 
 
-def _unpack_shared(pickled: bytes, buffers: Iterable[Any]) -> Any:
-    with wire.as_shared():
-        return pickle.loads(pickled, buffers=[pickle.PickleBuffer(buffer).raw().toreadonly() for buffer in buffers])
+def _as_if_writable(buffer: Any) -> NDArray[np.uint8]:
+    """The same memory as an array that claims to be writable, so that readers do not copy it, and torch does not warn of it."""
+    return np.asarray(_Writable(np.frombuffer(pickle.PickleBuffer(buffer).raw(), np.uint8)))
+
+
+class _Writable:
+    """The memory of an array, as numpy asks for it."""
+
+    def __init__(self, array: NDArray[np.uint8]) -> None:
+        self.owner = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 def _small_rows(value: object) -> bytes | None:
@@ -156,7 +154,7 @@ def _small_rows(value: object) -> bytes | None:
             return None
     if type(rows) is not DataProto or not is_plain(rows):
         return None
-    packed = packed_if_small(rows)
+    packed = packed_if_small(rows._checked().batch)
     if packed is None:
         return None
     message = pickle.dumps((packed, rows.meta_info, is_tensordict), protocol=5)
@@ -208,7 +206,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def reducer_override(self, value: Any) -> Any:
         if self._is_reference(value):
             raise HoldsReference
-        if type(value) in (Tensor, SharedTensor) and _has_plain_storage(value):
+        if type(value) is Tensor and _has_plain_storage(value):
             return _tensor_of, (DataProto({"t": value}),)
         if carries_graph(value):
             return value.detach().__reduce_ex__(5)

@@ -12,7 +12,16 @@ import cloudpickle
 from podium.protocol import DataProto
 from podium.protocol.rows import parted_result
 from podium.single_controller.runtime.base import Reply
-from podium.single_controller.runtime.payload import NOTHING, Envelope, HoldsReference, Packed, pack, unpack, unpack_to_join
+from podium.single_controller.runtime.payload import (
+    NOTHING,
+    Envelope,
+    HoldsReference,
+    Packed,
+    pack,
+    unpack,
+    unpack_to_join,
+    unpack_views,
+)
 
 
 def encode_reply(result: Any, reply: Reply, is_reference: Callable[[object], bool], plain: Callable[[Any], Any]) -> Any:
@@ -33,11 +42,11 @@ def encode_reply(result: Any, reply: Reply, is_reference: Callable[[object], boo
     return (packed, columns) if reply is Reply.REFERENCE else packed
 
 
-def decode_reply(sent: Any, reply: Reply, *, zero_copy: bool = False, is_joined: bool = False) -> Any:
+def decode_reply(sent: Any, reply: Reply, *, is_joined: bool = False) -> Any:
     """The result, or the header of one that stays: the reader's own, and writable."""
     if reply is Reply.PLAIN or not isinstance(sent, Packed):
         return copy.deepcopy(sent)  # the runtime may hand out read-only memory that other readers share
-    return unpack_to_join(sent) if is_joined else unpack(sent, shared=zero_copy)
+    return unpack_to_join(sent) if is_joined else unpack(sent)
 
 
 def encode_columns(columns: DataProto) -> Envelope | None:
@@ -47,12 +56,12 @@ def encode_columns(columns: DataProto) -> Envelope | None:
     objects = {key: pickle.PickleBuffer(cloudpickle.dumps(column)) for key, column in columns.non_tensor_batch.items()}
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps((DataProto(columns.batch), objects), protocol=5, buffer_callback=buffers.append)
-    return Envelope(pickled, list(buffers), shared=False)
+    return Envelope(pickled, list(buffers))
 
 
 def decode_columns(columns: Envelope, keys: Sequence[str]) -> DataProto:
     """Those of the columns that have one of these names; tensors are views of the envelope's memory."""
-    tensors, objects = unpack(columns, shared=True)
+    tensors, objects = unpack_views(columns)
     return DataProto(
         {key: column for key, column in tensors.batch.items() if key in keys},
         {key: pickle.loads(column) for key, column in objects.items() if key in keys},

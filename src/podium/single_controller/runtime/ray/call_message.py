@@ -43,10 +43,10 @@ class CallMessage(NamedTuple):
         if not call.args and not call.kwargs:
             return EMPTY
         refs: list[Any] = []
-        args = tuple([encode_argument(value, refs, zero_copy=call.zero_copy) for value in call.args])
-        kwargs = {name: encode_argument(value, refs, zero_copy=call.zero_copy) for name, value in call.kwargs.items()}
+        args = tuple([encode_argument(value, refs) for value in call.args])
+        kwargs = {name: encode_argument(value, refs) for name, value in call.kwargs.items()}
         try:
-            return cls.packing(args, kwargs, bodies=tuple(refs), is_shared=len(call.ranks) > 1, zero_copy=call.zero_copy)
+            return cls.packing(args, kwargs, bodies=tuple(refs), is_shared=len(call.ranks) > 1)
         except Exception as error:  # a foreign class may raise anything when it is pickled
             what = f"{_what_cannot_be_sent(call)} of {called_as(call.role, call.method)!r}"
             raise DispatchError(f"{what} cannot be sent to {ranks_named(call.ranks)}: {error}") from error
@@ -59,11 +59,10 @@ class CallMessage(NamedTuple):
         *,
         bodies: tuple[Any, ...] = (),
         is_shared: bool = True,
-        zero_copy: bool = False,
     ) -> CallMessage:
         """These arguments as one piece if that can be, stored once where several ranks share it."""
         try:
-            packed: Any = pack((args, kwargs), is_reference, shared=zero_copy)
+            packed: Any = pack((args, kwargs), is_reference)
         except HoldsReference:
             return cls(None, None, bodies, tuple(kwargs), (*args, *kwargs.values()))
         is_small = isinstance(packed, bytes) and len(packed) <= IN_MESSAGE_BYTES

@@ -94,7 +94,6 @@ class RayTicket(NamedTuple):
     method: str
     ref: Any
     reply: Reply = Reply.VALUE
-    zero_copy: bool = False
     is_joined: bool = False
     body: Any = None
     """Of a reply by reference, the rows that stay."""
@@ -227,7 +226,7 @@ class RayRuntime(Runtime):
         number = self._sequencer.number(rank, counts=not message.values) if self._sequencer else None
         found = entry(*message.to_positional(number))
         ref, body = found if reply is Reply.REFERENCE else (found, None)
-        return RayTicket(called_as(call.role, call.method), ref, reply, call.zero_copy, call.is_joined, body)
+        return RayTicket(called_as(call.role, call.method), ref, reply, call.is_joined, body)
 
     def _new_entry(self, rank: int, call: RankCall, reply: Reply) -> Entry:
         actor = self._actors.get(rank)
@@ -341,7 +340,7 @@ class RayRuntime(Runtime):
 
     def _answer(self, rank: int, ticket: RayTicket, value: Any) -> Outcome:
         try:
-            found = decode_reply(value, ticket.reply, zero_copy=ticket.zero_copy, is_joined=ticket.is_joined)
+            found = decode_reply(value, ticket.reply, is_joined=ticket.is_joined)
             if not isinstance(found, Header):
                 return Answer(found)
             return Answer(RemoteRows.of(found, body_of(found, ticket.body, self._places[rank].node_id, self._session)))

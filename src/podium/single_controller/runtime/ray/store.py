@@ -86,10 +86,9 @@ class RemoteArgument:
     """Rows on their way. Their bodies have numbers for references, which travel beside the message, where Ray sees them."""
 
     rows: RemoteRows
-    zero_copy: bool
 
 
-def encode_argument(argument: Any, refs: list[Any], *, zero_copy: bool) -> Any:
+def encode_argument(argument: Any, refs: list[Any]) -> Any:
     """The argument as it goes into a message; the references that it needs are appended to `refs`."""
     if not isinstance(argument, RemoteRows):
         return argument
@@ -105,11 +104,11 @@ def encode_argument(argument: Any, refs: list[Any], *, zero_copy: bool) -> Any:
             refs.append(body.ref)
         return replace(body, ref=refs.index(body.ref), session="")
 
-    return RemoteArgument(rows.with_bodies(named), zero_copy)
+    return RemoteArgument(rows.with_bodies(named))
 
 
 def fetch_argument(argument: Any, refs: Sequence[Any]) -> Any:
-    """The inverse, in a rank: the rows themselves, private copies or guarded views."""
+    """The inverse, in a rank: private copies of the rows."""
     if not isinstance(argument, RemoteArgument):
         return argument
     mine = session()
@@ -117,7 +116,7 @@ def fetch_argument(argument: Any, refs: Sequence[Any]) -> Any:
     def found(body: Body) -> Body:
         return replace(body, ref=refs[body.ref], session=mine) if isinstance(body, RayBody) else body
 
-    return argument.rows.with_bodies(found).landed(zero_copy=argument.zero_copy)
+    return argument.rows.with_bodies(found).landed()
 
 
 @ray.remote(num_cpus=0)
