@@ -19,6 +19,7 @@ RUN_BY = {
     "README.md": "tests/test_docs.py",
     "coming-from-verl.md": "tests/test_docs.py",
     "data.md": "tests/test_docs.py",
+    "parts.md": "tests/parts/test_own_parts.py",
     "programming-model.md": "tests/test_docs_programming_model.py",
     "tasks.md": "tests/cli/test_user_task.py",
     "trackers.md": "tests/cli/test_user_tracker.py",

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from podium.config import PartSettings
 from podium.errors import ConfigError, MissingExtraError
-from podium.parts import PartTable, Row, SourceFile
+from podium.parts import PartTable, Row, SourceFile, tables
 
 ANIMALS = PartTable(
     "animal",
@@ -140,3 +141,17 @@ def test_objects_of_a_file_are_unpickled_after_their_source_without_the_file(own
     script += "import pickle; source, toy = pickle.load(sys.stdin.buffer); print(toy, type(toy).__module__)"
     found = subprocess.run([sys.executable, "-c", script], input=packed, capture_output=True, check=True)
     assert found.stdout.decode().split() == ["Toy(name='ball')", f"podium_part_{source.sha256[:16]}"]
+
+
+TABLES = [table for table in vars(tables).values() if isinstance(table, PartTable)]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.kind)
+def test_every_row_of_our_tables_resolves_and_its_settings_are_those_of_the_part(table: PartTable) -> None:
+    for name in table.rows:
+        if table.missing_extra(name) is None:
+            part, settings = table.resolve(name), table.settings_of(name)
+            assert part.__name__ == table.place_of(name).rpartition(":")[2]
+            assert table.base is None or table._objection(part) is None
+            assert settings is None or issubclass(settings, PartSettings)
+            assert getattr(part, "Settings", settings) is settings

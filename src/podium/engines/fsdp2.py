@@ -60,6 +60,7 @@ class FSDP2Engine(BaseEngine):
     else in the parameters' own, but a forward-only model is rounded to it for good.
     """
 
+    Settings = FSDP2Config
     outputs: ClassVar[tuple[str, ...]] = (LOG_PROBS, ENTROPIES)
 
     def __init__(self, context: EngineContext[FSDP2Config]) -> None:

@@ -32,6 +32,8 @@ from podium.weights import copy_weights
 class HFRollout(BaseRollout):
     """Rollout of a transformers model in this process, on the model's device."""
 
+    Settings = HFRolloutConfig
+
     def __init__(self, context: RolloutContext[HFRolloutConfig]) -> None:
         """RolloutError for a model whose forward pass does not take transformers' cache."""
         model, tokenizer = context.load_model().to(context.device), context.tokenizer  # type: ignore[arg-type] # of `to`
