@@ -514,7 +514,7 @@ def test_the_limit_of_the_start_is_a_setting():
     assert group().processes.spec.start_limit_s == 120.0
     assert WorkerGroup(ResourcePool([200]), Probe).processes.spec.start_limit_s == 200.0
     assert WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=600.0).processes.spec.start_limit_s == 600.0
-    with pytest.raises(ConfigError, match="start_timeout_s is more than 0 seconds, got 0"):
+    with pytest.raises(ConfigError, match="start_timeout_s must be more than 0 seconds, got 0"):
         WorkerGroup(ResourcePool([1]), Probe, start_timeout_s=0)
 
 

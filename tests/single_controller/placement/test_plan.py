@@ -44,13 +44,13 @@ def addresses(
 # -- order of nodes ----------------------------------------------------------------------------------------------------
 
 
-def test_e1_addresses_are_ordered_by_number():
+def test_addresses_are_ordered_by_number():
     shuffled = [node(address, CPU) for address in sorted(E1_ADDRESSES)]
     assert [n.address for n in shuffled] == ["10.0.0.10", "10.0.0.2", "10.0.0.66", "10.0.0.9"]
     assert [n.address for n in node_order(shuffled)] == E1_ADDRESSES
 
 
-def test_e1_two_ranks_on_each_of_four_nodes():
+def test_two_ranks_on_each_of_four_nodes():
     spots = [Spot(address, address) for address in sorted(E1_ADDRESSES) for _ in range(2)]
     order = rank_order([2, 2, 2, 2], spots)
     assert [spots[position].address.split(".")[-1] for position in order.positions] == [
@@ -65,7 +65,7 @@ def test_e1_two_ranks_on_each_of_four_nodes():
     ]
 
 
-def test_e1_ipv6_and_host_names_have_a_place_too():
+def test_ipv6_and_host_names_have_a_place_too():
     expected = [
         "10.0.0.9",
         "::ffff:10.0.0.10",
@@ -103,7 +103,7 @@ def test_a_bundle_counts_one_cpu_whatever_the_colocation_count():
     assert bundle_resources(typed, use_gpu=True) == {"CPU": 1, "GPU": 1, "accelerator_type:X": 1e-4}
 
 
-def test_e7_gpus_are_used_where_there_are_any_unless_the_pool_says_so():
+def test_gpus_are_used_where_there_are_any_unless_the_pool_says_so():
     without, dead, having = node("a", {"CPU": 4}), node("b", {"GPU": 8}, alive=False), node("c", {"GPU": 1})
     assert not needs_gpus(ResourcePool([1]), [without, dead])
     assert needs_gpus(ResourcePool([1]), [without, having])
@@ -111,13 +111,13 @@ def test_e7_gpus_are_used_where_there_are_any_unless_the_pool_says_so():
     assert not needs_gpus(ResourcePool([1], use_gpu=False), [having])
 
 
-def test_e7_a_cpu_pool_starts_with_no_gpu_anywhere():
+def test_a_cpu_pool_starts_with_no_gpu_anywhere():
     pool, nodes = ResourcePool([2], use_gpu=False), [node("a", {"CPU": 2})]
     assert addresses(pool.store, nodes, bundle=bundle_resources(pool, use_gpu=needs_gpus(pool, nodes))) == ["a"]
 
 
 @pytest.mark.parametrize("bundle", [{}, {"CPU": 1.0, "special": 0.0}, {"CPU": -1.0}, {"CPU": float("nan")}])
-def test_e7_a_resource_of_zero_is_refused_and_not_dropped(bundle: dict[str, float]):
+def test_a_resource_of_zero_is_refused_and_not_dropped(bundle: dict[str, float]):
     with pytest.raises(ResourceError, match="more than 0"):
         plan_placement([1], bundle, cpus(a=4))
 
@@ -205,7 +205,7 @@ def refusal(counts: list[int], bundle: dict[str, float], nodes: list[Node]) -> s
     return str(caught.value)
 
 
-def test_d7_more_cpus_per_bundle_than_are_free():
+def test_more_cpus_per_bundle_than_are_free():
     busy = Node("n1", "127.0.0.1", {"CPU": 4}, {"CPU": 1}, held_by={"group 'critic'": {"CPU": 3}})
     assert refusal([2], {"CPU": 4}, [busy]).splitlines() == [
         "process_on_nodes [2] needs 2 bundles of CPU 4 (each entry on one node), which do not fit:",
@@ -217,7 +217,7 @@ def test_d7_more_cpus_per_bundle_than_are_free():
     ]
 
 
-def test_d7_the_total_fits_and_no_node_does():
+def test_the_total_fits_and_no_node_does():
     message = refusal([4], CPU_GPU, [node(address, {"CPU": 8, "GPU": 2}) for address in ("10.0.0.1", "10.0.0.2")])
     assert "room for at most 2 on one node, 4 in all" in message
     assert "The total fits, but no node for each entry: use smaller entries, or bin_pack=False" in message
@@ -225,7 +225,7 @@ def test_d7_the_total_fits_and_no_node_does():
     assert "CPU is too little" not in message
 
 
-def test_e7_the_table_has_every_node_and_what_it_lacks():
+def test_the_table_has_every_node_and_what_it_lacks():
     nodes = [
         node("10.0.0.10", {"CPU": 8, "GPU": 4}, {"CPU": 4, "GPU": 2}),
         node("10.0.0.1", {"GPU": 8}),
@@ -247,20 +247,20 @@ def test_e7_the_table_has_every_node_and_what_it_lacks():
     assert [[n.address for n in entry] for entry in plan_placement([4], CPU_GPU, idle(nodes))] == [["10.0.0.10"] * 4]
 
 
-def test_e7_eight_available_and_sixteen_desired():
+def test_eight_available_and_sixteen_desired():
     message = refusal([8, 8], CPU_GPU, [node("a", {"CPU": 64, "GPU": 8}), node("b", {"CPU": 64})])
     assert "needs 16 bundles of CPU 1 + GPU 1" in message
     assert "room for at most 8 on one node, 8 in all" in message
 
 
-def test_e7_an_accelerator_type_that_no_node_has():
+def test_an_accelerator_type_that_no_node_has():
     bundle = {"CPU": 1.0, "accelerator_type:X": 1e-4}
     message = refusal([1], bundle, cpus(a=4))
     assert "accelerator_type:X is too little: give another accelerator_type, or none" in message
     assert addresses([4], [node("a", {"CPU": 4, "accelerator_type:X": 1})], bundle=bundle) == ["a"]
 
 
-def test_e7_a_cluster_without_a_node():
+def test_a_cluster_without_a_node():
     assert "room for at most 0 on one node, 0 in all" in refusal([1], CPU, [])
 
 
@@ -271,7 +271,7 @@ def spots(*places: tuple[str, str]) -> list[Spot]:
     return [Spot(address, address, device) for address, device in places]
 
 
-def test_e3_four_and_two_on_nodes_in_reverse_order():
+def test_four_and_two_on_nodes_in_reverse_order():
     order = rank_order([4, 2], [Spot("10.0.0.10", "b")] * 4 + [Spot("10.0.0.9", "a")] * 2)
     assert order.positions == (4, 5, 0, 1, 2, 3)
     assert order.process_on_nodes == (2, 4)
@@ -279,7 +279,7 @@ def test_e3_four_and_two_on_nodes_in_reverse_order():
     assert order.local_world_size_list() == [2, 2, 4, 4, 4, 4]
 
 
-def test_e3_four_and_two_on_one_machine_stay_as_declared():
+def test_four_and_two_on_one_machine_stay_as_declared():
     order = rank_order([4, 2], [Spot("127.0.0.1", "a")] * 6)
     assert order.positions == (0, 1, 2, 3, 4, 5)
     assert order.local_rank_list() == [0, 1, 2, 3, 0, 1]
@@ -303,7 +303,7 @@ def test_one_spot_for_each_bundle():
         rank_order([2, 1], [Spot("a", "a")])
 
 
-def test_e2_groups_in_reverse_node_order_serve_pool_and_parts_alike():
+def test_groups_in_reverse_node_order_serve_pool_and_parts_alike():
     pool = ResourcePool([2, 2, 2])
     made = spots(
         ("10.0.0.10", "1"), ("10.0.0.10", "0"), ("10.0.0.9", "0"), ("10.0.0.9", "1"), ("10.0.0.2", "0"), ("10.0.0.2", "1")
@@ -321,6 +321,6 @@ def test_e2_groups_in_reverse_node_order_serve_pool_and_parts_alike():
     assert ranks(merge_resource_pool(parts[0], merge_resource_pool(parts[1], parts[2]))) == ranks(pool)
 
 
-def test_e2_entries_of_other_sizes_keep_the_group_of_their_size():
+def test_entries_of_other_sizes_keep_the_group_of_their_size():
     made = spots(("c", ""), ("b", ""), ("b", ""), ("a", ""))
     assert declared_order([1, 2, 1], made) == (3, 1, 2, 0)

@@ -76,7 +76,7 @@ def test_the_index_of_a_reserved_gpu_among_those_that_are_shown(reserved: list[s
     assert device_index(reserved, shown) == index
 
 
-def test_what_code_on_a_cpu_rank_is_told_of_devices(four_gpus: list[str]):
+def test_code_on_a_cpu_rank_sees_no_gpu(four_gpus: list[str]):
     with running_as(CPU):
         assert (pick_device(), get_device_name(), get_nccl_backend()) == (torch.device("cpu"), "cpu", "gloo")
     assert (get_device_name(), get_nccl_backend(), four_gpus) == ("cuda", "nccl", [])

@@ -1,4 +1,4 @@
-"""What a rank says of a failure of its own."""
+"""How a rank describes what it raised."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from podium.single_controller.rank.failures import MESSAGE_CHARS, TRACEBACK_CHAR
 HUGE = "first words " + "x" * 10_000_000 + " last words"
 
 
-def account_of(message: str) -> WorkerError:
+def report_of_error(message: str) -> WorkerError:
     try:
         raise ValueError(message)
     except ValueError as error:
         return worker_error(RankContext(), "f", error)
 
 
-def test_an_account_of_a_huge_message_has_its_head_and_tail_and_says_what_is_missing():
-    account = account_of(HUGE)
-    for text, most in ((account.cause_message, MESSAGE_CHARS), (account.remote_traceback, TRACEBACK_CHARS)):
+def test_a_report_of_a_huge_message_has_its_head_and_tail_and_says_what_is_missing():
+    report = report_of_error(HUGE)
+    for text, most in ((report.cause_message, MESSAGE_CHARS), (report.remote_traceback, TRACEBACK_CHARS)):
         assert most < len(text) < most + 100
         assert "first words" in text
         assert text.rstrip().endswith("last words")
-    assert f"[{len(HUGE) - MESSAGE_CHARS:,} characters left out]" in account.cause_message
-    assert "in account_of" in account.remote_traceback  # where the user's code was is not lost to it
-    assert len(str(account)) < MESSAGE_CHARS + TRACEBACK_CHARS + 500
+    assert f"[{len(HUGE) - MESSAGE_CHARS:,} characters left out]" in report.cause_message
+    assert "in report_of_error" in report.remote_traceback  # where the user's code was is not lost to it
+    assert len(str(report)) < MESSAGE_CHARS + TRACEBACK_CHARS + 500
 
 
 @pytest.mark.parametrize("length", [0, 1, MESSAGE_CHARS])
-def test_an_account_of_a_message_that_fits_is_whole(length: int):
-    assert account_of("m" * length).cause_message == "m" * length
+def test_a_report_of_a_message_that_fits_is_whole(length: int):
+    assert report_of_error("m" * length).cause_message == "m" * length
 
 
 @pytest.mark.parametrize(("most", "shown"), [(10, "0123456789"), (9, "0123\n... [2 characters left out] ...\n6789")])

@@ -1,4 +1,4 @@
-"""Copies as if a value had crossed a process: nothing is shared, and no graph comes along."""
+"""Copies as if a value had crossed a process: nothing is shared, and no graph is kept."""
 
 from __future__ import annotations
 

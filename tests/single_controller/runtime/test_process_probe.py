@@ -8,7 +8,6 @@ import multiprocessing as mp
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,10 +26,10 @@ from podium.single_controller.runtime.process_probe import (
     GONE,
     MAX_LINE_CHARS,
     ProcessProbe,
-    describe_exit,
     fatal_trace,
     install_probe,
     last_lines,
+    memory_kills,
     readable_stacks,
     take_stacks,
 )
@@ -140,7 +139,7 @@ def test_threads_in_user_code_are_all_shown_the_main_one_first(start: Start) -> 
     assert other.splitlines()[-1].endswith("sleep_in_inner")
 
 
-def reduce_when_told(pipe: Connection, rank: int, store: str) -> None:
+def reduce_on_signal(pipe: Connection, rank: int, store: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     pipe.send("met")
@@ -152,7 +151,7 @@ def reduce_when_told(pipe: Connection, rank: int, store: str) -> None:
 
 
 def test_a_rank_inside_a_collective_shows_it_and_the_collective_still_completes(start: Start, tmp_path: Path) -> None:
-    ranks = [start(reduce_when_told, rank, str(tmp_path / "store")) for rank in range(2)]
+    ranks = [start(reduce_on_signal, rank, str(tmp_path / "store")) for rank in range(2)]
     assert [rank.hear() for rank in ranks] == ["met", "met"]
     ranks[0].pipe.send("go")
     ranks[0].hear()
@@ -160,7 +159,7 @@ def test_a_rank_inside_a_collective_shows_it_and_the_collective_still_completes(
         if "all_reduce" in (stack := take_stacks(ranks[0].probe, wait_s=30)):
             break
     assert "all_reduce" in stack
-    assert "reduce_when_told" in stack
+    assert "reduce_on_signal" in stack
     assert "all_reduce" not in take_stacks(ranks[1].probe, wait_s=30)
     for _ in range(20):
         take_stacks(ranks[0].probe, wait_s=30)
@@ -204,7 +203,7 @@ def test_two_who_look_at_once_see_whole_stacks(start: Start) -> None:
     assert {stack.count(" deep") for stack in seen} == {51}
 
 
-def test_a_process_whose_user_code_uses_sigusr2_keeps_its_handler_and_shows_its_stacks(start: Start) -> None:
+def test_user_code_keeps_its_handler_of_sigusr2_and_shows_its_stacks(start: Start) -> None:
     rank = start(report_sigusr2)
     rank.hear()
     assert "report_sigusr2" in take_stacks(rank.probe, wait_s=30)
@@ -319,7 +318,7 @@ Current thread 0x00007f811d01db80 (most recent call first):
 """
 
 
-def test_frames_that_only_lead_to_user_code_are_left_out_and_installed_paths_shortened() -> None:
+def test_frames_that_lead_to_user_code_are_left_out_and_paths_shortened() -> None:
     assert readable_stacks(DUMP).splitlines() == [
         "torch/distributed/distributed_c10d.py:2829 all_reduce",
         "/home/me/my worker.py:12 update",
@@ -408,7 +407,7 @@ Extension modules: msgpack._cmsgpack, ray._raylet (total: 2)
 """
 
 
-def test_rays_account_of_a_crash_is_told_once_and_apart(tmp_path: Path) -> None:
+def test_rays_report_of_a_crash_is_shown_once_and_apart(tmp_path: Path) -> None:
     probe = replace(NOBODY, stderr=_log(tmp_path, RAY_CRASH))
     assert fatal_trace(probe).splitlines() == [
         "*** SIGSEGV received at time=1795969597 on cpu 1 ***",
@@ -423,25 +422,11 @@ def test_rays_account_of_a_crash_is_told_once_and_apart(tmp_path: Path) -> None:
     assert len(lines) == 3
 
 
-@pytest.mark.parametrize(("command", "told"), [("exit 7", "exit code 7"), ("kill -KILL $$", "ended by SIGKILL")])
-def test_the_exit_is_known_until_the_parent_has_asked(command: str, told: str) -> None:
-    child = subprocess.Popen(["sh", "-c", f"read go; {command}"], stdin=subprocess.PIPE)
-    started = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    probe = replace(NOBODY, pid=child.pid, started=started)
-    assert describe_exit(probe) == ""  # it lives
-    assert child.stdin
-    child.stdin.close()
-    _until(lambda: describe_exit(probe) != "")
-    assert describe_exit(probe) == told
-    child.wait()
-    assert describe_exit(probe) == ""
-
-
-def test_a_kill_for_lack_of_memory_is_told_of_the_machine() -> None:
+def test_a_kill_for_lack_of_memory_is_reported_of_the_machine() -> None:
     now = install_probe().oom_kills
     assert now is not None
-    assert "killed 2 processes of this machine for lack of memory" in describe_exit(replace(NOBODY, oom_kills=now - 2))
-    assert describe_exit(replace(NOBODY, oom_kills=now)) == ""
+    assert "killed 2 processes of this machine for lack of memory" in memory_kills(replace(NOBODY, oom_kills=now - 2))
+    assert memory_kills(replace(NOBODY, oom_kills=now)) == ""
 
 
 # -- logs ----------------------------------------------------------------------------------------------------------------
@@ -477,7 +462,7 @@ def test_markers_progress_and_colours_are_left_out(tmp_path: Path) -> None:
     assert last_lines(replace(NOBODY, stderr=_log(tmp_path, text))).splitlines()[1:] == ["  100%|###", "  red", "  ", "  last"]
 
 
-def test_bytes_that_are_no_text_are_replaced(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"caf\xe9\n")
     assert last_lines(replace(NOBODY, stderr=str(path))) == "last lines of stderr:\n  caf\N{REPLACEMENT CHARACTER}"

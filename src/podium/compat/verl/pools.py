@@ -110,7 +110,7 @@ class ResourcePoolManager(Generic[Role]):
         """The role's pool. ResourceError with the nearest name for a role that is not mapped."""
         try:
             name = self.mapping[role]
-        except (KeyError, TypeError):  # TypeError: what cannot be hashed is no role either
+        except (KeyError, TypeError):  # TypeError: the role cannot be hashed
             raise ResourceError(unknown_name("role", _spelled(role), map(_spelled, self.mapping))) from None
         return self.resource_pool_dict[name]
 

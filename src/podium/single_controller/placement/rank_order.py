@@ -1,6 +1,6 @@
-"""In what order a pool's ranks are counted, given where its bundles came to be: by node address, then device.
+"""How a pool's ranks are numbered, given the places of its bundles: by node address, then device.
 
-Pure, so that the same cluster gives the same ranks at every start, whatever order its groups were made or told in.
+Pure: the same cluster gives the same ranks at every start, in whatever order its placement groups were made or listed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SpotKey: TypeAlias = tuple[AddressKey, str, tuple[str | int, ...]]
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a bundle came to be. `device` is its index or id on the node, "" where it has none."""
+    """The place of a bundle. `device` is its index or id on the node, "" where there is none."""
 
     address: str
     node_id: str

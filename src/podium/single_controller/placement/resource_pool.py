@@ -82,7 +82,7 @@ class ResourcePool:
     ) -> None:
         counts = _checked_counts(process_on_nodes)
         if not _is_count(max_colocate_count):
-            raise ResourceError(f"max_colocate_count is a whole number, 1 or more, got {max_colocate_count!r}")
+            raise ResourceError(f"max_colocate_count must be a whole number, 1 or more, got {max_colocate_count!r}")
         kinds: tuple[tuple[str, object, tuple[type, ...], str], ...] = (
             ("use_gpu", use_gpu, (bool, NoneType), "True, False, or None for wherever there are GPUs"),
             ("name_prefix", name_prefix, (str, NoneType), "a string, or None to let the runtime choose"),
@@ -92,7 +92,7 @@ class ResourcePool:
         for name, value, kind, expected in kinds:
             check_kind(name, value, kind, expected, ResourceError)
         if accelerator_type == "":
-            raise ResourceError(f"accelerator_type is {ACCELERATOR_TYPE}, got ''")
+            raise ResourceError(f"accelerator_type must be {ACCELERATOR_TYPE}, got ''")
         self._set(
             process_on_nodes=counts,
             max_colocate_count=max_colocate_count,
@@ -141,7 +141,7 @@ class ResourcePool:
         """
         if type(start) is not int or not _is_count(count) or start < 0 or start + count > self.world_size:
             raise ResourceError(
-                f"a sub-pool is 1 or more of ranks 0 to {self.world_size - 1}, got start {start!r}, count {count!r}"
+                f"a sub-pool must be 1 or more of ranks 0 to {self.world_size - 1}, got start {start!r}, count {count!r}"
             )
         return self._on(self.bundles[start : start + count])
 
@@ -187,11 +187,11 @@ def merge_resource_pool(rp1: AnyPool, rp2: AnyPool) -> AnyPool:
     _check_pool(rp1)
     _check_pool(rp2)
     if type(rp1) is not type(rp2):
-        raise ResourceError(f"pools that are merged have one type, got {type(rp1).__name__} and {type(rp2).__name__}")
+        raise ResourceError(f"pools that are merged must have one type, got {type(rp1).__name__} and {type(rp2).__name__}")
     for name in (f.name for f in fields(rp1) if f.name not in {"process_on_nodes", "bundles", "name_prefix"}):
         ours, theirs = getattr(rp1, name), getattr(rp2, name)
         if ours != theirs:
-            raise ResourceError(f"pools that are merged have the same {name}, got {ours!r} and {theirs!r}: make them alike")
+            raise ResourceError(f"pools that are merged must have the same {name}, got {ours!r} and {theirs!r}: make them alike")
     prefixes = dict.fromkeys(prefix for prefix in (rp1.name_prefix, rp2.name_prefix) if prefix is not None)
     return rp1._on(_union(rp1.bundles, rp2.bundles), name_prefix="_".join(prefixes) if prefixes else None)
 
@@ -207,11 +207,11 @@ def local_world_sizes(process_on_nodes: Sequence[int]) -> list[int]:
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 1  # a bool is an int, but no number of anything
+    return type(value) is int and value >= 1  # a bool is an int, but not a count
 
 
 def _are_counts(values: object) -> TypeGuard[Sequence[int]]:
-    """Whether it is a sequence of counts; a string or bytes is none, though Python would go through it."""
+    """Whether it is a sequence of counts; not a string or bytes, though Python could iterate over one."""
     return isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray) and all(map(_is_count, values))
 
 
@@ -219,7 +219,7 @@ def _checked_counts(process_on_nodes: object) -> tuple[int, ...]:
     if not _are_counts(process_on_nodes) or not process_on_nodes:
         got = list(process_on_nodes) if isinstance(process_on_nodes, tuple) else process_on_nodes
         raise ResourceError(
-            f"process_on_nodes is a list with the number of ranks (1 or more) of each node, got {got!r}; a pool is a value, so "
+            f"process_on_nodes must be a list with the number of ranks (1 or more) of each node, got {got!r}; a pool is a value: "
             "give all its nodes when it is made"
         )
     return tuple(process_on_nodes)
@@ -239,8 +239,8 @@ def _split_sizes(world_size: int, split_size: object) -> list[int]:
         return [split_size] * (world_size // split_size)
     if not _are_counts(split_size):
         raise ResourceError(
-            f"split_size is a whole number of ranks that divides {world_size}, or a list of sizes of 1 or more that adds up to "
-            f"{world_size}, got {split_size!r}"
+            f"split_size must be a whole number of ranks that divides {world_size}, or a list of sizes of 1 or more that adds up "
+            f"to {world_size}, got {split_size!r}"
         )
     if sum(split_size) != world_size:
         raise ResourceError(
@@ -253,6 +253,6 @@ def _union(first: tuple[Bundle, ...], second: tuple[Bundle, ...]) -> tuple[Bundl
     together = first + second
     shared = len(together) - len(set(together))
     if shared:
-        raise ResourceError(f"pools that are merged share no rank, got {shared} in both: merge parts that do not overlap")
+        raise ResourceError(f"pools that are merged must not share a rank, got {shared} in both: merge parts that do not overlap")
     turn = {reservation: n for n, reservation in enumerate(dict.fromkeys(bundle.reservation for bundle in together))}
     return tuple(sorted(together, key=lambda bundle: (turn[bundle.reservation], bundle.node, bundle.index)))

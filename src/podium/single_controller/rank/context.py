@@ -14,7 +14,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class RankContext:
-    """A rank's place in its group. The defaults describe a worker that nobody has put into a group."""
+    """A rank's place in its group. The defaults describe a worker outside any group."""
 
     group: str = "standalone"
     runtime: str = "standalone"

@@ -65,7 +65,7 @@ def choose_device(context: RankContext, num_gpus: int) -> torch.device:
 
 
 def device_index(reserved: Sequence[str], shown: str | None) -> int | None:
-    """Which of the GPUs that a process sees is the first one reserved for it; None where none is, or it cannot be told.
+    """Which of the GPUs that a process sees is the first one reserved for it; None where none is, or where it is not known.
 
     `reserved` are GPU numbers of the node or identifiers, `shown` is the value of CUDA_VISIBLE_DEVICES, None where it is not
     set.

@@ -1,8 +1,7 @@
 """The seam between group calls and the place where ranks run.
 
-A runtime starts ranks, hands a call to them, waits, tells what is known of a rank from outside, kills. It takes no
-decision: what a failure means, how long to wait for whom and what to tell the caller is `pending_call`'s work, the same for
-every runtime.
+A runtime starts ranks, sends them calls, waits, diagnoses a rank from outside, kills. It takes no decision: what a failure
+means, how long to wait for whom and what to report to the caller is `pending_call`'s work, the same for every runtime.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from podium.single_controller.runtime.diagnostics import Diagnostics
 
 CONSTRUCTOR = "__init__"
 START_TIMEOUT_S = 120.0
-"""What has no place and no process by then seldom gets one; an environment that Ray installs for them may take longer."""
+"""A rank without a place and a process by then seldom gets one; an environment that Ray installs may take longer."""
 START_TIMEOUT_S_PER_RANK = 1.0
 """Many processes import the same files from one disk, and register with one Ray."""
 NUM_PORTS = 65536
@@ -70,13 +69,13 @@ class GroupSpec:
         if self.start_timeout_s is not None:
             checked_start_timeout(self.start_timeout_s)
         if self.threads_per_rank < 0:
-            raise ResourceError(f"threads_per_rank is a number of threads or 0 for the default, got {self.threads_per_rank}")
+            raise ResourceError(f"threads_per_rank must be a number of threads or 0 for the default, got {self.threads_per_rank}")
         if self.master_port_range is not None:
             low, high = self.master_port_range
             if not 1 <= low < high <= NUM_PORTS:
                 raise ConfigError(
-                    f"master_port_range [low, high) has ports of 1 to {NUM_PORTS - 1}, at least one, got [{low}, {high}): for "
-                    "example (29500, 29600), or None for any that is free"
+                    f"master_port_range [low, high) must have ports of 1 to {NUM_PORTS - 1}, at least one, got [{low}, {high}): "
+                    "for example (29500, 29600), or None for any that is free"
                 )
 
     def contexts(self, runtime: str) -> list[RankContext]:
@@ -119,7 +118,7 @@ def checked_start_timeout(seconds: object) -> float:
     """The value of `start_timeout_s`. ConfigError unless it is a number of seconds, more than 0."""
     check_kind("start_timeout_s", seconds, (int, float), "a number of seconds")
     if not cast(float, seconds) > 0:
-        raise ConfigError(f"start_timeout_s is more than 0 seconds, got {seconds:g}")
+        raise ConfigError(f"start_timeout_s must be more than 0 seconds, got {seconds:g}")
     return cast(float, seconds)
 
 
@@ -133,7 +132,7 @@ class Reply(Enum):
     NOTHING = "nothing"
     """None: the result is not wanted."""
     REFERENCE = "reference"
-    """Rows stay where they were made, and outlive their rank: what comes is `RemoteRows`. Of what is no rows, the value."""
+    """Rows stay where they were made, and outlive their rank: the reply is `RemoteRows`. The value of any other result."""
 
     __hash__ = object.__hash__  # every call of every rank looks one up, and Enum's own is Python's
 

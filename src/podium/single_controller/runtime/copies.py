@@ -70,7 +70,7 @@ def carries_graph(value: object) -> bool:
 
 
 class _Detached(TorchFunctionMode):
-    """`copy.deepcopy` refuses a tensor that is no leaf, and a clone of one would keep the graph."""
+    """`copy.deepcopy` refuses a tensor that is not a leaf, and a clone of one would keep the graph."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

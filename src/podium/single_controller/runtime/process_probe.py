@@ -1,4 +1,4 @@
-"""What can be learnt about a rank's process from outside: on its own machine, as the same user, without ptrace.
+"""What can be learnt of a rank's process from outside: on its own machine, as the same user, without ptrace.
 
 The worker calls `install_probe` once and sends the ProcessProbe to whoever watches it. Nothing lies on disk: stacks go to a
 memory file that the watcher opens through /proc and that ends with the process, kill -9 included; a crash goes to the worker's
@@ -53,7 +53,7 @@ class ProcessProbe:
 
     pid: int
     started: int | None
-    """Clock ticks from the machine's boot to the process's start: with it, a pid given to another process is told apart."""
+    """Clock ticks from the machine's boot to the process's start: it distinguishes a later process with the same pid."""
     signal: int | None
     """The signal that makes the process write its stacks; None where that is not available."""
     stacks: str | None
@@ -68,8 +68,8 @@ class ProcessProbe:
 def install_probe() -> ProcessProbe:
     """Make this process ready to be looked at. Call it in the worker, on any thread; a repeated call changes nothing.
 
-    User code loses nothing. The stacks' signal is a real-time signal that nobody has taken: SIGUSR2 stays free for those who
-    use it (Slurm and submitit announce preemption by it). A faulthandler that is enabled already stays as it is; otherwise
+    User code loses nothing. The stacks' signal is a real-time signal without a handler: SIGUSR2 stays free for Slurm and
+    submitit, which announce preemption by it. A faulthandler that is enabled already stays as it is; otherwise
     it is enabled on stderr, where Ray puts it too: a person who reads the log finds the crash, and nothing has to be deleted.
     """
     return _install_probe(os.getpid())
@@ -109,22 +109,19 @@ def last_lines(probe: ProcessProbe, count: int = LAST_LINES) -> str:
 def fatal_trace(probe: ProcessProbe) -> str:
     """What a crash (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL) left on stderr, or "". Native frames appear where they have names.
 
-    Ask for a dead process: on a living one's stderr a crash is that of a child.
+    Ask for a dead process: on the stderr of one that lives, a crash is that of a child.
     """
     lines = _split_at_crash(probe.stderr)[1]
     return "\n".join(_cut(line) for line in lines if not _CRASH_NOISE.match(line))
 
 
-def describe_exit(probe: ProcessProbe) -> str:
-    """What is known of the end of a dead process, or "": nobody but its parent learns the exit code for sure.
-
-    The code or the signal is there until the parent has asked for it; that the kernel killed for lack of memory is known of
-    the machine, not of the process.
-    """
-    if is_alive(probe):
+def memory_kills(probe: ProcessProbe) -> str:
+    """A sentence about the processes of this machine that its kernel killed for lack of memory since this one started, or ""."""
+    now = _oom_kills()
+    if now is None or probe.oom_kills is None or now <= probe.oom_kills:
         return ""
-    known = [_zombie_exit(probe), _oom_since(probe)]
-    return "; ".join(filter(None, known))
+    count = now - probe.oom_kills
+    return f"since it started, the kernel has killed {count} process{'es' * (count > 1)} of this machine for lack of memory"
 
 
 # -- in the worker -------------------------------------------------------------------------------------------------------
@@ -241,7 +238,7 @@ def _ask(probe: ProcessProbe, number: int, path: str, wait_s: float) -> tuple[st
         is_whole = False
         while not is_whole and time.monotonic() < deadline and is_alive(probe):
             time.sleep(POLL_S)
-            # The kernel blocks a signal for the thread that handles it: when nobody new holds it, the dump is whole.
+            # The kernel blocks a signal for the thread that handles it: when no thread blocks it any more, the dump is whole.
             is_whole = os.fstat(file.fileno()).st_size > before and not _holding(probe.pid, number) - blocked
         file.seek(before)
         return file.read().decode(errors="replace"), is_whole
@@ -260,25 +257,6 @@ def _no_answer(probe: ProcessProbe, wait_s: float) -> str:
         return GONE
     state = (_stat_fields(probe.pid) or "Z")[0]
     return f"no stacks within {wait_s:g} s: {_STATES.get(state, 'its threads do not take signals')}"
-
-
-def _zombie_exit(probe: ProcessProbe) -> str:
-    fields = _stat_fields(probe.pid)
-    if not fields or int(fields[19]) != probe.started or fields[0] != "Z":
-        return ""
-    status = int(fields[49])
-    if number := status & 0x7F:
-        known = number in {one.value for one in signal.Signals}
-        return f"ended by {signal.Signals(number).name if known else f'signal {number}'}"
-    return f"exit code {status >> 8}"
-
-
-def _oom_since(probe: ProcessProbe) -> str:
-    now = _oom_kills()
-    if now is None or probe.oom_kills is None or now <= probe.oom_kills:
-        return ""
-    count = now - probe.oom_kills
-    return f"since it started, the kernel has killed {count} process{'es' * (count > 1)} of this machine for lack of memory"
 
 
 def _oom_kills() -> int | None:

@@ -27,7 +27,7 @@ def store_bytes() -> int:
 
 
 def store_falls_to(limit: int, within_s: float = 20.0) -> bool:
-    """Whether the store lets go of what nobody holds any more."""
+    """Whether the store frees objects without references."""
     give_up = time.monotonic() + within_s
     while (held := store_bytes()) > limit and time.monotonic() < give_up:
         gc.collect()

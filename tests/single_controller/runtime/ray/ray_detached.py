@@ -24,9 +24,9 @@ class Counter(Worker):
         return self.rank, self.count
 
 
-def check(holds: bool, told: object = None) -> None:
+def check(holds: bool, got: object = None) -> None:
     if not holds:
-        raise SystemExit(f"not so: {told}")
+        raise SystemExit(f"not so: {got}")
 
 
 def connect(address: str, namespace: str = NAMESPACE) -> None:
@@ -79,13 +79,13 @@ def end(address: str) -> None:
     give_up = time.monotonic() + 20
     while time.monotonic() < give_up and not is_all_given_back():
         time.sleep(0.1)
-    check(is_all_given_back(), [told["name"] for told in placement_group_table().values()])
+    check(is_all_given_back(), [entry["name"] for entry in placement_group_table().values()])
     print("ended")
 
 
 def is_all_given_back() -> bool:
-    states = [told["state"] for told in placement_group_table().values() if told["name"].startswith("podium_counting_")]
-    names = [told["name"] for told in ray.util.list_named_actors(all_namespaces=True)]
+    states = [entry["state"] for entry in placement_group_table().values() if entry["name"].startswith("podium_counting_")]
+    names = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)]
     return states == ["REMOVED"] and not any(name.startswith("first") for name in names)
 
 

@@ -1,4 +1,4 @@
-"""A script of `test_ray_resources.py`: a Ray cluster that counts four GPUs, on a machine that may have none."""
+"""A script of `test_ray_resources.py`: a Ray cluster that counts four GPUs, also on a machine without GPUs."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Seer(Worker):
         return str(pick_device())
 
 
-def check(holds: bool, told: object = None) -> None:
+def check(holds: bool, got: object = None) -> None:
     if not holds:
-        raise SystemExit(f"not so: {told}")
+        raise SystemExit(f"not so: {got}")
 
 
 def group(ranks: int, use_gpu: bool, env: dict[str, str] | None = None) -> WorkerGroup[Seer]:

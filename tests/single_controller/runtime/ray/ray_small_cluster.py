@@ -16,9 +16,9 @@ class Plain(Worker):
         return self.rank
 
 
-def check(holds: bool, told: object = None) -> None:
+def check(holds: bool, got: object = None) -> None:
     if not holds:
-        raise SystemExit(f"not so: {told}")
+        raise SystemExit(f"not so: {got}")
 
 
 def refusal(pool: RayResourcePool) -> str:

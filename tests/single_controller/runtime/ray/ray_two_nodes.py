@@ -68,9 +68,9 @@ class Maker(Worker):
         return DataProto({"ends": rows.batch["wide"][:, [0, -1]], "rank": torch.full((len(rows),), self.rank)})
 
 
-def check(holds: bool, told: object = None) -> None:
+def check(holds: bool, got: object = None) -> None:
     if not holds:
-        raise SystemExit(f"not so: {told}")
+        raise SystemExit(f"not so: {got}")
 
 
 def addresses(pool: RayResourcePool) -> list[str]:
@@ -104,7 +104,7 @@ def check_rows(made: DataProtoFuture) -> None:
 
 
 def check_lost(nodes: Cluster, node: object) -> None:
-    """What lay on a node that is gone is told as such; what came with the header is still there."""
+    """Rows on a node that is gone are reported as lost; columns in the header are still there."""
     with WorkerGroup(RayResourcePool([4], use_gpu=False), Maker, runtime="ray", threads_per_rank=1) as group:
         made = group.make(DataProto({"x": torch.arange(4)}))
         check(made[3:].get(keys=["wide"]).batch["wide"][0, 9].item() == 3)
@@ -128,12 +128,12 @@ def main() -> None:
     first = pool.get_placement_groups()
     check(pool.get_placement_groups() == first and [group.bundle_count for group in first] == [4, 2], first)
     with WorkerGroup(pool, Prober, runtime="ray", threads_per_rank=1) as group:
-        told = group.place()
-        check([address for address, *_ in told] == ["127.0.0.2"] * 4 + ["127.0.0.10"] * 2, told)
-        check([mine for _, mine, *_ in told] == [(r, r % 4, 4 if r < 4 else 2) for r in range(6)], told)
+        found = group.place()
+        check([address for address, *_ in found] == ["127.0.0.2"] * 4 + ["127.0.0.10"] * 2, found)
+        check([mine for _, mine, *_ in found] == [(r, r % 4, 4 if r < 4 else 2) for r in range(6)], found)
         sizes = ["4"] * 4 + ["2"] * 2
-        check([env for *_, env, _ in told] == [(str(r), str(r % 4), sizes[r], sizes[r], "6") for r in range(6)], told)
-        check({master for *_, master in told} == {"127.0.0.2"}, told)
+        check([env for *_, env, _ in found] == [(str(r), str(r % 4), sizes[r], sizes[r], "6") for r in range(6)], found)
+        check({master for *_, master in found} == {"127.0.0.2"}, found)
         print("places")
 
         parts = split_resource_pool(pool, [1, 3, 2])

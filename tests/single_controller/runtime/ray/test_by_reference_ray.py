@@ -258,13 +258,13 @@ def read_by_others(group: WorkerGroup[Any], made: DataProtoFuture, later: DataPr
 
 
 def test_rows_of_another_session_are_not_asked_for(two: WorkerGroup[Any]) -> None:
-    """What Ray says of such a reference comes late, or never: see the script below."""
+    """Ray's own error for such a reference arrives late, or never: see the script below."""
     made = two.produce(rows(4), MIB)
     gone = DataProtoFuture.of(made.value().with_bodies(lambda body: replace(body, session="another")))
     for use in (gone.get, lambda: two.consume(gone)):
         with pytest.raises(GroupClosedError, match="session that was shut down: read them before, or make them anew"):
             use()
-    assert gone.get(keys=["x"]).batch["x"].tolist() == [0, 1, 2, 3]  # came with the header
+    assert gone.get(keys=["x"]).batch["x"].tolist() == [0, 1, 2, 3]  # in the header
     assert two.consume(made).batch["x"].tolist() == [0, 1, 2, 3]
 
 
@@ -280,7 +280,7 @@ class Maker(Worker):
     @register(Dispatch.DP_COMPUTE_PROTO)
     def total(self, rows): return rows
 
-def told(use):
+def is_refused(use):
     try:
         use()
     except GroupClosedError as error:
@@ -291,21 +291,21 @@ def told(use):
 rows = DataProto({"x": torch.arange(4)})
 made = WorkerGroup(ResourcePool([2]), Maker, runtime="ray").make(rows)
 ray.shutdown()
-told(made.get)
-assert made.get(keys=["x"]).batch["x"].tolist() == [0, 1, 2, 3]  # came with the header
+is_refused(made.get)
+assert made.get(keys=["x"]).batch["x"].tolist() == [0, 1, 2, 3]  # in the header
 group = WorkerGroup(ResourcePool([2]), Maker, runtime="ray")
 assert group.total(group.make(rows)).batch["wide"][3, 0] == 3
-told(made.get)
-told(lambda: group.total(made))
+is_refused(made.get)
+is_refused(lambda: group.total(made))
 assert group.total(made.select(["x"])).batch["x"].tolist() == [0, 1, 2, 3]
-print("told")
+print("refused")
 """
 
 
 @pytest.mark.slow
-def test_rows_of_a_session_that_was_shut_down_are_told() -> None:
+def test_rows_of_a_session_that_was_shut_down_are_refused() -> None:
     ended = subprocess.run([sys.executable, "-c", ANOTHER_SESSION], capture_output=True, text=True, timeout=120, check=False)
-    assert ended.stdout.splitlines()[-1:] == ["told"], ended.stderr
+    assert ended.stdout.splitlines()[-1:] == ["refused"], ended.stderr
 
 
 # -- many calls at once (C6) ----------------------------------------------------------------------------------------------
@@ -371,13 +371,13 @@ def test_coroutines_start_in_the_order_of_their_calls_also_where_they_read_rows(
                 assert note.get().batch["x"].tolist() == [0, 1, 2, 3]
         assert group.look() == [[0, 1, 3, 4, 6, 7, 9, 10]] * 2
         group.execute_all_sync("say", "what a rank wrote")
-        told = group.status().ranks[0].last_lines
-        assert "what a rank wrote" in told
-        assert "ray.get" not in told  # of which Ray warns in an asynchronous actor
+        lines = group.status().ranks[0].last_lines
+        assert "what a rank wrote" in lines
+        assert "ray.get" not in lines  # of which Ray warns in an asynchronous actor
 
 
 def test_a_failure_to_read_is_the_calls_own(two: WorkerGroup[Any]) -> None:
-    """What a rank cannot read is told with its rank, and the group goes on."""
+    """Rows that a rank cannot read are an error with its rank, and the group goes on."""
     made = two.produce(rows(4), MIB)
     with pytest.raises(WorkerError, match="wide"):
         two.consume(made.select(["x"], []))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -60,8 +59,7 @@ def test_a_death_in_a_collective_is_the_cause_and_its_peers_the_consequence():
     with ray_group(2) as group, pytest.raises(WorkerLostError) as caught:
         group.call.leave_a_collective(1, dies=True)
     assert caught.value.origin.rank == 1
-    # the code is there until Ray, the parent, has asked for it
-    assert re.search("process died; (Ray does not report the exit code|exit code 7)", caught.value.cause_message)
+    assert "process died; Ray does not report the exit code" in caught.value.cause_message
     assert [line.split(":")[0] for line in caught.value.consequences] == ["rank 0"]
 
 

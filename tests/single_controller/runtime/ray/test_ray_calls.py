@@ -1,4 +1,4 @@
-"""Calls on Ray: their order on actors of both kinds, and what comes back as what."""
+"""Calls on Ray: their order on actors of both kinds, and the types of their results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LARGE = 100_000
 
 
 class CannotBeRead:
-    """It pickles, and nobody can unpickle it."""
+    """It can be pickled but not unpickled."""
 
     def __reduce__(self) -> Any:
         return CannotBeRead._rebuild, (1,)
@@ -175,7 +175,7 @@ def test_coroutine_methods_start_in_the_same_line():
             assert [[number for number in log if number % 3] for log in logs] == [[n for n in range(20) if n % 3]] * 2
 
 
-def test_a_reference_waits_for_its_turn_and_holds_nobody_up(group: WorkerGroup[Log]):
+def test_a_reference_waits_for_its_turn_and_delays_no_other_call(group: WorkerGroup[Log]):
     reference = ray.put(3)
     group.call.put(1)
     put = group.execute_all("put", PerRank([reference, reference]))
@@ -207,7 +207,7 @@ def test_a_result_beside_a_reference_is_writable_and_detached(group: WorkerGroup
 
 
 def test_actors_live_as_long_as_a_rank_or_the_driver_has_them(group: WorkerGroup[Log]):
-    """Ray counts who has an actor, and ends one that nobody has."""
+    """Ray counts the handles of an actor, and ends one without handles."""
     made = group.call.make_actor()
     group.call.keep(ray.remote(num_cpus=0)(Greeter).remote())
     time.sleep(2)  # what is not counted is ended by then
@@ -244,7 +244,7 @@ def test_a_result_that_cannot_be_read_names_its_rank(group: WorkerGroup[Log]):
     ("kind", "name"),
     [("two", "NeedsTwoError"), ("message", "BadMessageError"), ("end", "StopIteration"), ("other", "WorkerLostError")],
 )
-def test_exceptions_that_do_not_travel_are_told_all_the_same(group: WorkerGroup[Log], kind: str, name: str):
+def test_exceptions_that_cannot_be_pickled_are_reported(group: WorkerGroup[Log], kind: str, name: str):
     with pytest.raises(WorkerError) as caught:
         group.call.raise_it(kind)
     assert caught.value.cause_type == name
@@ -325,7 +325,7 @@ class Shown(Worker):
 
 
 @pytest.mark.parametrize(("cls", "method"), [(Bad, "leave"), (AsyncBad, "leave"), (AsyncBad, "leave_async")])
-def test_what_is_no_exception_is_told_and_hangs_nobody(cls: type[Bad], method: str):
+def test_a_base_exception_is_reported_and_hangs_no_call(cls: type[Bad], method: str):
     with WorkerGroup(ResourcePool([1]), cls, runtime="ray", call_timeout_s=60) as group:
         for kind, name in (("interrupt", "KeyboardInterrupt"), ("cancel", "CancelledError")):
             with pytest.raises(WorkerError) as caught:
@@ -444,7 +444,7 @@ class Later(Worker):
 group = WorkerGroup(ResourcePool([1]), Later, runtime="ray")
 future = group.f()
 ray.shutdown()
-ray.init = lambda *args, **kwargs: 1 / 0  # nobody may join, or start, a cluster now
+ray.init = lambda *args, **kwargs: 1 / 0  # no cluster may be joined or started now
 for use in (group.f, future.get):
     try:
         use()
@@ -454,15 +454,15 @@ for use in (group.f, future.get):
         raise AssertionError("an error was expected")
 assert group.status().ranks == {}
 group.close()
-print("told")
+print("refused")
 """
 
 
-def test_a_session_that_was_shut_down_is_told_and_no_other_is_joined():
+def test_a_session_that_was_shut_down_is_an_error_and_no_other_is_joined():
     ended = subprocess.run(
         [sys.executable, "-c", SHUT_DOWN_UNDER_A_GROUP], capture_output=True, text=True, timeout=120, check=False
     )
-    assert ended.stdout.splitlines()[-1:] == ["told"], ended.stderr
+    assert ended.stdout.splitlines()[-1:] == ["refused"], ended.stderr
 
 
 class Settled(Worker):

@@ -57,7 +57,7 @@ class Plain(Worker):
 
 
 def held() -> set[str]:
-    return {name for name, told in placement_group_table().items() if told["state"] != "REMOVED"}
+    return {name for name, entry in placement_group_table().items() if entry["state"] != "REMOVED"}
 
 
 def free_cpus() -> float:
@@ -83,8 +83,8 @@ def nothing_stays_behind(ray_cluster: None) -> Iterator[None]:
 
 def cpus_of(groups: set[str]) -> float:
     return sum(
-        sum(bundle["CPU"] for bundle in told["bundles"].values())
-        for name, told in placement_group_table().items()
+        sum(bundle["CPU"] for bundle in entry["bundles"].values())
+        for name, entry in placement_group_table().items()
         if name in groups
     )
 
@@ -99,7 +99,7 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 @pytest.mark.slow
-def test_groups_on_a_pool_and_its_parts_share_placement_groups_up_to_max_colocate_count():
+def test_groups_on_a_pool_share_placement_groups_up_to_max_colocate_count():
     pool = ResourcePool([2], max_colocate_count=2)
     first_half, second_half = split_resource_pool(pool, 1)
     with (
@@ -150,7 +150,7 @@ def test_what_never_fits_is_refused_at_once_and_before_anything_is_made():
 
 
 @pytest.mark.parametrize("asks", ["group", "pool"])
-def test_a_pool_without_room_now_is_given_up_in_time_and_told_who_holds_what(asks: str, short_wait: float):
+def test_a_pool_without_room_fails_in_time_and_names_the_holders(asks: str, short_wait: float):
     total = int(ray.cluster_resources()["CPU"])
     big = RayResourcePool([total - 1], use_gpu=False, name_prefix="big")
     big.get_placement_groups()
@@ -277,7 +277,7 @@ def test_a_manager_of_pools_gives_each_role_its_group():
     manager.create_resource_pool()
     groups = {role: RayWorkerGroup(manager.get_resource_pool(role), Plain, name_prefix=role) for role in manager.mapping}
     where = {role: group.placement_group() for role, group in groups.items()}
-    names = {name: told["name"] for name, told in placement_group_table().items()}
+    names = {name: entry["name"] for name, entry in placement_group_table().items()}
     for group in groups.values():
         group.close()
     assert where["actor"] == where["critic"] != where["rm"]
@@ -295,13 +295,13 @@ def words_of(name: str, timeout_s: float = 400) -> list[str]:
 
 
 @pytest.mark.slow  # a cluster of its own
-def test_d7_a_cluster_with_few_cpus_and_one_that_comes_after_it():
+def test_a_cluster_with_few_cpus_and_the_next_one():
     """#6663 asked for 2 workers of 4 CPUs each, because 4 groups shared a pool, on 4 CPUs."""
     assert words_of("ray_small_cluster.py") == ["shared", "refused", "again"]
 
 
 @pytest.mark.slow  # a cluster of its own
-def test_e1_e2_e3_two_nodes_with_different_counts():
+def test_ranks_on_two_nodes_with_different_counts():
     assert words_of("ray_two_nodes.py") == ["places", "parts", "sum", "stacks", "death", "rows", "full", "lost"]
 
 

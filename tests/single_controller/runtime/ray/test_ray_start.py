@@ -122,9 +122,9 @@ def four(ray_cluster: None) -> Iterator[WorkerGroup[Ranks]]:
 
 
 def test_ranks_are_constructed_at_the_same_time(four: WorkerGroup[Ranks]):
-    told = four.construction()
-    assert max(began for began, _ in told) < min(ended for _, ended in told)
-    assert max(ended for _, ended in told) - min(began for began, _ in told) < 3
+    found = four.construction()
+    assert max(began for began, _ in found) < min(ended for _, ended in found)
+    assert max(ended for _, ended in found) - min(began for began, _ in found) < 3
 
 
 def test_local_ranks_are_true(four: WorkerGroup[Ranks]):
@@ -137,9 +137,9 @@ def test_on_one_node_nothing_listens_but_on_loopback(four: WorkerGroup[Ranks]):
     bare = Bare.remote()
     rays_own = len(ray.get(bare.listens.remote())["other"])
     ray.kill(bare)
-    told = four.listens()
-    assert [len(ports["other"]) for ports in told] == [rays_own] * 4
-    assert four.master()[0][1] in told[0]["loopback"]
+    found = four.listens()
+    assert [len(ports["other"]) for ports in found] == [rays_own] * 4
+    assert four.master()[0][1] in found[0]["loopback"]
 
 
 def test_stacks_of_many_ranks_are_taken_side_by_side(four: WorkerGroup[Ranks], monkeypatch: pytest.MonkeyPatch):
@@ -179,7 +179,7 @@ def meet_at(ports: tuple[int, int], number: int, num_ranks: int) -> WorkerGroup[
 
 
 @pytest.mark.parametrize(("num_groups", "num_ranks"), [(2, 1), pytest.param(8, 2, marks=pytest.mark.slow)])
-def test_e5_groups_share_a_range_of_ports_and_the_one_too_many_is_told(num_groups: int, num_ranks: int):
+def test_groups_share_a_range_of_ports_until_it_is_used_up(num_groups: int, num_ranks: int):
     """All are there before any of them initialises; a foreign process has a port in the middle of the range."""
     low = free_range(num_groups + 1)
     ports = low, low + num_groups + 1
@@ -215,7 +215,7 @@ def test_worker_env_is_there_from_the_start_and_clashes_are_named():
         WorkerGroup(ResourcePool([1]), Ranks, runtime="ray", worker_env={"DEPTH": 3})
 
 
-def test_kd11_a_prefix_that_is_taken_is_refused_and_the_first_group_untouched():
+def test_a_prefix_that_is_taken_is_refused_and_the_first_group_untouched():
     before = set(ray.util.list_named_actors())
     with WorkerGroup(ResourcePool([1]), Ranks, runtime="ray", name_prefix="same") as first:
         assert first.worker_names == ["sameRanks_0:0"]
@@ -262,7 +262,7 @@ def test_a_detached_group_is_made_used_and_ended_by_three_drivers():
 
 
 @pytest.mark.parametrize(
-    ("told", "cores"),
+    ("quota", "cores"),
     [
         ("max 100000", None),
         ("150000 100000", 1),
@@ -273,8 +273,8 @@ def test_a_detached_group_is_made_used_and_ended_by_three_drivers():
         ("8 0", None),
     ],
 )
-def test_a_quota_is_whole_cores(told: str, cores: int | None):
-    assert quota_cores(told) == cores
+def test_a_quota_is_whole_cores(quota: str, cores: int | None):
+    assert quota_cores(quota) == cores
 
 
 def test_a_quota_counts_for_the_groups_below():
@@ -305,7 +305,7 @@ with WorkerGroup(ResourcePool([1]), Worker, runtime="ray"):
 
 
 @pytest.mark.slow  # a cluster of its own
-def test_e8_on_one_core_a_group_starts_in_time_and_says_where_the_number_comes_from(tmp_path: Path):
+def test_on_one_core_a_group_starts_in_time_and_logs_the_source_of_the_number(tmp_path: Path):
     (tmp_path / "one_core.py").write_text(textwrap.dedent(ONE_CORE))
     done = subprocess.run([sys.executable, "one_core.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
     assert float(done.stdout.split()[-1]) < 30
@@ -326,15 +326,15 @@ def test_a_driver_joins_the_cluster_that_ray_address_names():
     assert f"joined the Ray cluster at {address}, which has {cpus:g} CPUs: RAY_ADDRESS is {address!r}" in ran.stderr
 
 
-def test_a_ray_address_where_nobody_is_is_an_error(monkeypatch: pytest.MonkeyPatch):
+def test_a_ray_address_without_a_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch):
     def refuse(**options: object) -> None:
-        raise ConnectionError(f"nobody at {options['address']}")
+        raise ConnectionError(f"no cluster at {options['address']}")
 
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(
-        ResourceError, match=r"RAY_ADDRESS is '10\.0\.0\.1:6379', but no Ray cluster can be joined there: nobody at"
+        ResourceError, match=r"RAY_ADDRESS is '10\.0\.0\.1:6379', but no Ray cluster can be joined there: no cluster at"
     ):
         cluster.connect(1)
 

@@ -118,7 +118,7 @@ def shared() -> Iterator[WorkerGroup[Patient]]:
 
 @pytest.fixture
 def group(shared: WorkerGroup[Patient]) -> WorkerGroup[Patient]:
-    """Tests that leave it whole come first: each restart takes seconds."""
+    """Tests that do not break it run first: each restart takes seconds."""
     if shared.status().state is not State.READY:
         shared.restart()
     return shared
@@ -192,7 +192,7 @@ def is_alive(pid: int) -> bool:
 # -- death and exceptions --------------------------------------------------------------------------------------------------
 
 
-def test_an_exception_is_told_with_all_that_is_known_and_the_group_goes_on(group: WorkerGroup[Patient]):
+def test_an_exception_is_reported_in_full_and_the_group_goes_on(group: WorkerGroup[Patient]):
     pids = [pid for *_, pid in group.introduce()]
     began = time.monotonic()
     with pytest.raises(WorkerError) as caught:
@@ -207,7 +207,7 @@ def test_an_exception_is_told_with_all_that_is_known_and_the_group_goes_on(group
 
 
 @pytest.mark.parametrize("harm", ["exit", "kill"])
-def test_a_death_is_told_with_all_that_is_known(group: WorkerGroup[Patient], harm: str):
+def test_a_death_is_reported_with_all_that_is_known(group: WorkerGroup[Patient], harm: str):
     pids = [pid for *_, pid in group.introduce()]
     began = time.monotonic()
     with pytest.raises(WorkerLostError) as caught:
@@ -218,7 +218,7 @@ def test_a_death_is_told_with_all_that_is_known(group: WorkerGroup[Patient], har
     assert origin.node == socket.gethostname()
     assert error.cause_message.startswith("the rank's process died; ")
     assert re.findall(r"rank \d line \d+", error.last_words) == [f"rank 1 line {line}" for line in range(10, 30)]
-    assert error.consequences == ()  # the others answered: nobody is blamed
+    assert error.consequences == ()  # the others answered
     assert not re.search(r"rank [023]", str(error))
     assert f"group 'patients', method 'suffer', rank 1, node {origin.node}, pid {pids[1]}" in str(error)
     with pytest.raises(GroupClosedError, match=r"broken since method 'suffer' failed: rank 1: ProcessDied.*; restart\(\)"):
@@ -260,9 +260,9 @@ def test_a_death_between_two_calls_names_both(group: WorkerGroup[Patient]):
     future = group.execute_all("suffer", 2, "exit")
     with pytest.raises(WorkerLostError) as caught:
         group.introduce()
-    told = caught.value
-    assert told.origin.rank == 2
-    assert told.origin.method == "suffer" or "had not answered 'suffer' either, which was sent before" in told.consequences[0]
+    found = caught.value
+    assert found.origin.rank == 2
+    assert found.origin.method == "suffer" or "had not answered 'suffer' either, which was sent before" in found.consequences[0]
     assert future.done()
 
 

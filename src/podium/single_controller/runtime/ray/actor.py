@@ -1,8 +1,8 @@
-"""What runs in a rank's process on Ray: an actor class made of the user's class, with an entry for each method.
+"""What runs in a rank's process on Ray: the base of the actor class that `actor_class` makes of the user's class.
 
 A rank's constructor and sync methods run on one thread in call order: the actor's own, or, where a method is a coroutine
-function, a thread beside the loop that all coroutines share. Ray's construction of the actor does nothing: the worker is
-built by a call, so that a constructor's failure is told like any other, and after the ranks know where to meet.
+function, a thread beside the loop that all coroutines share. Ray's construction of the actor does nothing. The worker is built
+by a call, after the ranks know where to meet, so that the constructor's failure is reported like any other.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Place:
 
 @dataclass(frozen=True)
 class RankAddress:
-    """What a process that did not start a rank has to know of it."""
+    """What a process that did not start a rank must know of it."""
 
     context: RankContext
     place: Place
     name: str
-    """Its name in the cluster, empty where it has none."""
+    """Its name in the cluster, "" for a rank without a name."""
     placement_group: PlacementGroup | None = None
     handle: Any = None
     """Its actor."""
@@ -79,7 +79,7 @@ class RankActor:
         pass
 
     def podium_locate(self) -> Place:
-        """Where this process is; from here on it can be watched from outside."""
+        """Where this process is; from here on it can be probed from outside."""
         node_id = ray.get_runtime_context().get_node_id()
         return Place(node_id, socket.gethostname(), _address(), num_cores(), install_probe())
 
@@ -183,7 +183,7 @@ class AsyncRankActor(RankActor):
         return detached_copy(value)  # Ray writes it down on its loop, when the next call may be changing it already
 
     def _podium_leave(self, error: SystemExit) -> NoReturn:
-        # Raised on a loop or in its thread it would end that alone, and leave a process that answers nobody.
+        # Raised on a loop or in its thread, it would end only that, and leave a process that answers no call.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))

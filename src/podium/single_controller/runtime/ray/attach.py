@@ -1,4 +1,4 @@
-"""Finding ranks that another driver has started, by name or by handle."""
+"""Attach to ranks that another driver has started, by name or by handle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named_actor(name: str) -> Any:
 def names_with(prefix: str | None, worker_class: type) -> list[str]:
     """The names of the ranks of that class whose group has the prefix."""
     if prefix is None:
-        raise ResourceError("a detached group is found by its name_prefix, worker_names or worker_handles: give one")
+        raise ResourceError("give the name_prefix, worker_names or worker_handles of the detached group")
     pattern = re.compile(rf"{re.escape(f'{prefix}{worker_class.__name__}')}_\d+:\d+")
     known = cast(Any, ray.util).list_named_actors()
     names = sorted(filter(pattern.fullmatch, known))
@@ -45,19 +45,19 @@ def _searched() -> str:
 
 
 def rank_addresses(actors: Sequence[Any], timeout_s: float) -> list[RankAddress]:
-    """What these ranks tell of themselves."""
+    """Where these ranks are, as each of them reports. ResourceError unless all answer in time."""
     if not actors or not all(hasattr(actor, "podium_rank_address") for actor in actors):
-        raise ResourceError(f"worker_handles are actors of a WorkerGroup, its `workers`, got {list(actors)}")
+        raise ResourceError(f"worker_handles must be actors of a WorkerGroup, its `workers`, got {list(actors)}")
     try:
         found: list[RankAddress] = ray.get([actor.podium_rank_address.remote() for actor in actors], timeout=timeout_s)
-        return [replace(told, handle=actor) for told, actor in zip(found, actors, strict=True)]
+        return [replace(address, handle=actor) for address, actor in zip(found, actors, strict=True)]
     except GetTimeoutError as error:
         raise ResourceError(
             f"the group's ranks did not answer within {timeout_s:g} s: they work on another driver's call; wait until it is "
             "over, or give a longer start_timeout_s"
         ) from error
     except RayError as error:
-        raise ResourceError(f"the group has ranks that do not live: {error}") from error
+        raise ResourceError(f"a rank of the group has died: {error}") from error
 
 
 def in_rank_order(ranks: Sequence[RankAddress]) -> list[RankAddress]:
@@ -80,7 +80,7 @@ def check_all_found(ranks: Sequence[RankAddress]) -> None:
     numbers = [rank.context.rank for rank in ranks]
     if numbers != list(range(first.world_size)) or len(set(map(_group_of, ranks))) > 1:
         raise ResourceError(
-            f"group {first.group!r} has {first.world_size} ranks, found are {numbers}: to attach to some of its ranks, or to "
+            f"group {first.group!r} has {first.world_size} ranks, found were {numbers}: to attach to some of its ranks, or to "
             "those of several groups, give their worker_names or worker_handles"
         )
 

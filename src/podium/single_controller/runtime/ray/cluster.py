@@ -39,7 +39,7 @@ def connect(world_size: int) -> None:
     """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it) or start our own, unless the driver has joined one.
 
     The CPUs of our own are how many ranks may live at once. The cores that they share, by which torch threads are counted,
-    are those of the affinity mask or of the cgroup's quota; the log says which. ResourceError when nobody is at RAY_ADDRESS.
+    are those of the affinity mask or of the cgroup's quota; the log says which. ResourceError where RAY_ADDRESS names no cluster.
     """
     if ray.is_initialized():
         return
@@ -150,7 +150,7 @@ def connection() -> object | None:
     whatever cluster it finds. The attribute is Ray's own, touched here only.
     """
     node: object | None = global_worker.node
-    return node or (session() if ray.is_initialized() else None)  # Ray Client has none
+    return node or (session() if ray.is_initialized() else None)  # with Ray Client there is no node
 
 
 def is_own() -> bool:
@@ -161,15 +161,15 @@ def is_own() -> bool:
 def nodes() -> list[Node]:
     """The nodes and what they have in all, every one as if nothing were held of it."""
     return [
-        Node(told["NodeID"], told["NodeManagerAddress"], told["Resources"], told["Resources"], told["Alive"])
-        for told in cast(Any, ray).nodes()
+        Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"], node["Resources"], node["Alive"])
+        for node in cast(Any, ray).nodes()
     ]
 
 
 def nodes_now(besides: Collection[PlacementGroup] = ()) -> list[Node]:
     """The nodes with what is free of them now, and who holds what, as if these placement groups were not there."""
     ours = {group.id.hex() for group in besides}
-    placed = [told for told in cast(Any, placement_group_table)().values() if told["bundles_to_node_id"] and _is_held(told)]
+    placed = [entry for entry in cast(Any, placement_group_table)().values() if entry["bundles_to_node_id"] and _is_held(entry)]
     free = _free_by_node()
     return [
         Node(
@@ -178,10 +178,10 @@ def nodes_now(besides: Collection[PlacementGroup] = ()) -> list[Node]:
             resources_total=node.resources_total,
             resources_free=_plus(
                 free.get(node.node_id, node.resources_total),
-                [part for told in placed if told["placement_group_id"] in ours for part in _parts_on(node.node_id, told)],
+                [part for entry in placed if entry["placement_group_id"] in ours for part in _parts_on(node.node_id, entry)],
             ),
             alive=node.alive,
-            held_by=_holders(node.node_id, [told for told in placed if told["placement_group_id"] not in ours]),
+            held_by=_holders(node.node_id, [entry for entry in placed if entry["placement_group_id"] not in ours]),
         )
         for node in nodes()
     ]
@@ -205,24 +205,24 @@ def state_of(group: PlacementGroup) -> str:
 
 
 def is_unused(group: PlacementGroup) -> bool:
-    """Whether no actor or task is in the group, as far as its nodes have told by now."""
+    """Whether no actor or task is in the group, as far as its nodes have reported by now."""
     bundles = cast(Any, placement_group_table)(group).get("bundles", {})
     # Ray gives each bundle 1,000 units of a mark by which it finds the group; what runs there holds a bit of it.
     free: float = sum(resources.get(f"bundle_group_{group.id.hex()}", 0) for resources in _free_by_node().values())
     return free >= 1000 * len(bundles)
 
 
-def _is_held(told: dict[str, Any]) -> bool:
-    return bool(told["state"] == "CREATED")
+def _is_held(entry: dict[str, Any]) -> bool:
+    return bool(entry["state"] == "CREATED")
 
 
-def _parts_on(node_id: str, told: dict[str, Any]) -> list[Resources]:
-    return [told["bundles"][index] for index, where in told["bundles_to_node_id"].items() if where == node_id]
+def _parts_on(node_id: str, entry: dict[str, Any]) -> list[Resources]:
+    return [entry["bundles"][index] for index, where in entry["bundles_to_node_id"].items() if where == node_id]
 
 
 def _holders(node_id: str, placed: Sequence[dict[str, Any]]) -> dict[str, Resources]:
     """By the name of the placement group, or its id, what it has of the node."""
-    parts = {told["name"] or told["placement_group_id"]: _parts_on(node_id, told) for told in placed}
+    parts = {entry["name"] or entry["placement_group_id"]: _parts_on(node_id, entry) for entry in placed}
     return {name: _plus({}, held) for name, held in parts.items() if held}
 
 
@@ -236,7 +236,7 @@ def _plus(amounts: Mapping[str, float], parts: Sequence[Resources]) -> Resources
 
 def _free_by_node() -> dict[str, Resources]:
     try:
-        from ray._private.state import available_resources_per_node  # Ray tells what is free per node nowhere else
+        from ray._private.state import available_resources_per_node  # no public function of Ray says what is free per node
     except ImportError:
         return {}
     return cast(dict[str, Resources], cast(Any, available_resources_per_node)())

@@ -64,7 +64,7 @@ class Holding:
     """A reservation and who holds it."""
 
     stays: bool
-    """Whether it is kept when nobody holds it."""
+    """Whether it is kept without a holder."""
     users: dict[Hashable, Use] = field(default_factory=dict)
     placed: Placed | None = None
     placing: threading.Lock = field(default_factory=threading.Lock)
@@ -156,7 +156,7 @@ def drop(pool: ResourcePool) -> None:
 
 
 def remove_if_unused(groups: Iterable[PlacementGroup]) -> None:
-    """Remove those in which nobody is any more, once Ray has noticed that."""
+    """Remove those that no actor is in any more, once Ray has noticed that."""
     left, give_up = set(groups), time.monotonic() + UNUSED_WITHIN_S
     while left:
         unused = {group for group in left if cluster.is_unused(group)}

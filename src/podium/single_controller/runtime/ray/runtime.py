@@ -263,8 +263,8 @@ class RayRuntime(Runtime):
             if rank < len(self._places):
                 by_node.setdefault(self._places[rank].node_id, []).append(rank)
         places = {node_id: [self._places[rank] for rank in group] for node_id, group in by_node.items()}
-        told = diagnostics_by_node(places, stacks)
-        return {rank: one for node_id, group in by_node.items() for rank, one in zip(group, told[node_id], strict=True)}
+        found = diagnostics_by_node(places, stacks)
+        return {rank: one for node_id, group in by_node.items() for rank, one in zip(group, found[node_id], strict=True)}
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -355,7 +355,7 @@ class RayRuntime(Runtime):
         try:
             return self._answer(rank, ticket, ray.get(ticket.ref))
         except RayError as error:
-            if ticket.body is not None:  # it holds the same failure, which Ray prints unless somebody has seen it
+            if ticket.body is not None:  # it holds the same failure, which Ray prints unless it was fetched
                 with suppress(RayError):
                     ray.get(ticket.body, timeout=0)
             return self._failure(rank, ticket, error)
@@ -365,8 +365,8 @@ class RayRuntime(Runtime):
         if isinstance(error, RayTaskError):  # what the worker raised, another actor's death included, or what Ray met packing it
             return report_of(origin, error.cause, str(error))
         if isinstance(error, RayActorError):
-            known = process_probe.describe_exit(place.probe) if place.node_id == cluster.here() else ""
-            message = f"the rank's process died; {known or 'Ray does not report the exit code'}"
+            known = process_probe.memory_kills(place.probe) if place.node_id == cluster.here() else ""
+            message = "; ".join(filter(None, ["the rank's process died; Ray does not report the exit code", known]))
             return self._lost(rank, ticket, message, str(error))
         return WorkerError(origin, cause_type=type(error).__name__, cause_message=str(error), remote_traceback="")
 
@@ -412,11 +412,11 @@ def _runtime_env(spec: GroupSpec, *, hides_gpus: bool) -> dict[str, Any]:
     # User code may ask torch for GPUs as it is imported, so they are hidden from the process's start. A process with variables of
     # its own takes Ray longer to start. So GPUs are hidden only on nodes that have any, and the driver's variables are forwarded
     # only where another process started Ray: the ranks of this driver's own cluster have them already.
-    told = dict(spec.options.get("runtime_env", {}))
+    given = dict(spec.options.get("runtime_env", {}))
     of_driver = {} if cluster.is_own() else forwarded(os.environ)
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if hides_gpus else {}
-    env_vars = {**hidden, **of_driver, **told.get("env_vars", {}), **spec.worker_env}
-    return {**told, "env_vars": env_vars} if env_vars else told
+    env_vars = {**hidden, **of_driver, **given.get("env_vars", {}), **spec.worker_env}
+    return {**given, "env_vars": env_vars} if env_vars else given
 
 
 def _check_worker_env(spec: GroupSpec) -> None:
