@@ -67,7 +67,7 @@ $(OLD_TENSORDICT)/.installed: | $(STAMP)
 
 test-tensordict-010: $(OLD_TENSORDICT)/.installed ## The tests of TensorDicts with tensordict 0.10, the oldest that Podium takes
 	PYTHONPATH="$(OLD_TENSORDICT)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -c 'import sys, tensordict as t; t.__version__ == "0.10.0" or sys.exit(f"error: not tensordict 0.10.0, but {t.__version__} of {t.__file__}")'
-	PYTHONPATH="$(OLD_TENSORDICT)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest tests/protocol/test_tensordict_ops.py tests/protocol/test_row_kinds.py $(ARGS)
+	PYTHONPATH="$(OLD_TENSORDICT)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest tests/compat/verl/test_tensordict_ops.py tests/protocol/test_row_kinds.py $(ARGS)
 
 # The libraries of all trackers, in front of what .venv has: their own dependencies may be other versions than those there.
 TRACKERS := .venv-trackers

@@ -20,14 +20,16 @@ SURFACE = {
         sync write_manifest
     """,
     "podium.compat.verl": """
-        ClassWithInitArgs collect_all_to_all collect_dp_compute_data_proto collect_nd_compute_dataproto
-        ColocatedWorker create_colocated_worker_cls create_colocated_worker_cls_fused create_colocated_worker_raw_cls
-        DataProtoFuture Dispatch dispatch_all_to_all dispatch_dp_compute dispatch_dp_compute_data_proto
-        DISPATCH_MODE_FN_REGISTRY dispatch_nd_compute_dataproto dispatch_one_to_all DispatchMode Execute
-        extract_pg_from_exist get_predefined_dispatch_fn initialize_global_process_group_ray MAGIC_ATTR
-        make_nd_compute_dataproto_dispatch_fn merge_resource_pool parallel_put RayClassWithInitArgs RayResourcePool
-        RayWorkerGroup register register_dispatch_mode ResourcePool ResourcePoolManager
-        sort_placement_group_by_node_ip split_resource_pool SubRayResourcePool update_dispatch_mode Worker WorkerGroup
+        all_gather_data_proto ClassWithInitArgs collate_fn collect_all_to_all collect_dp_compute_data_proto
+        collect_nd_compute_dataproto ColocatedWorker create_colocated_worker_cls create_colocated_worker_cls_fused
+        create_colocated_worker_raw_cls DataProto DataProtoFuture DataProtoItem deserialize_single_tensor
+        deserialize_tensordict Dispatch dispatch_all_to_all dispatch_dp_compute dispatch_dp_compute_data_proto
+        DISPATCH_MODE_FN_REGISTRY dispatch_nd_compute_dataproto dispatch_one_to_all DispatchMode Execute extract_pg_from_exist
+        fold_batch_dim get_predefined_dispatch_fn initialize_global_process_group_ray MAGIC_ATTR
+        make_nd_compute_dataproto_dispatch_fn merge_resource_pool pad_dataproto_to_divisor parallel_put RayClassWithInitArgs
+        RayResourcePool RayWorkerGroup register register_dispatch_mode ResourcePool ResourcePoolManager
+        serialize_single_tensor serialize_tensordict sort_placement_group_by_node_ip split_resource_pool SubRayResourcePool
+        unfold_batch_dim union_numpy_dict union_tensor_dict unpad_dataproto update_dispatch_mode Worker WorkerGroup
     """,
     "podium.config": """
         ActorConfig AdvantageConfig AlgorithmConfig EngineConfig FSDP2Config GRPOConfig HFRolloutConfig Json ModelConfig
@@ -57,11 +59,9 @@ SURFACE = {
         edited read_sources split_name write_sources
     """,
     "podium.protocol": """
-        AUTO_PADDING_KEY Batch DataProto DataProtoItem Field Mergeable MetaPolicy PADDING_ROWS_KEY all_gather_data_proto
-        check_fields collate_fn column_names concat_rows deserialize_single_tensor deserialize_tensordict fold_batch_dim
-        from_padded interleave_groups is_rows jagged_from_rows marks_of_padding num_rows object_column
-        pad_dataproto_to_divisor partition_rows serialize_single_tensor serialize_tensordict to_padded unfold_batch_dim
-        union_numpy_dict union_tensor_dict unpad_dataproto whole_number with_padding without_padding
+        AUTO_PADDING_KEY Batch DataProto DataProtoItem Field Mergeable MetaPolicy PADDING_ROWS_KEY check_fields column_names
+        concat_rows from_padded interleave_groups is_rows jagged_from_rows marks_of_padding num_rows object_column
+        pad_dataproto_to_divisor partition_rows to_padded unpad_dataproto whole_number with_padding without_padding
     """,
     "podium.recipes": """
         RECIPES recipe

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from podium.compat.verl import tensordict_ops as tu
 from podium.errors import DataError
 from podium.observability import Mean, Metrics, Sum
 from podium.protocol import DataProto, Mergeable, MetaPolicy, object_column
-from podium.protocol import tensordict_ops as tu
 from podium.protocol.bodies import HeldBody, parted
 from podium.protocol.jagged import jagged, parts
 from podium.protocol.remote_rows import RemoteRows

@@ -19,18 +19,6 @@ from podium.protocol.rows import (
     unpad_dataproto,
 )
 from podium.protocol.schema import Field, check_fields
-from podium.protocol.verl_names import (
-    all_gather_data_proto,
-    collate_fn,
-    deserialize_single_tensor,
-    deserialize_tensordict,
-    fold_batch_dim,
-    serialize_single_tensor,
-    serialize_tensordict,
-    unfold_batch_dim,
-    union_numpy_dict,
-    union_tensor_dict,
-)
 
 __all__ = [
     "AUTO_PADDING_KEY",
@@ -41,14 +29,9 @@ __all__ = [
     "Field",
     "Mergeable",
     "MetaPolicy",
-    "all_gather_data_proto",
     "check_fields",
-    "collate_fn",
     "column_names",
     "concat_rows",
-    "deserialize_single_tensor",
-    "deserialize_tensordict",
-    "fold_batch_dim",
     "from_padded",
     "interleave_groups",
     "is_rows",
@@ -58,12 +41,7 @@ __all__ = [
     "object_column",
     "pad_dataproto_to_divisor",
     "partition_rows",
-    "serialize_single_tensor",
-    "serialize_tensordict",
     "to_padded",
-    "unfold_batch_dim",
-    "union_numpy_dict",
-    "union_tensor_dict",
     "unpad_dataproto",
     "whole_number",
     "with_padding",

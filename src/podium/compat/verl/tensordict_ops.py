@@ -1,6 +1,6 @@
 """For workers that keep their rows in a TensorDict: the functions that verl's users know, over `DataProto`'s arithmetic.
 
-    from podium.protocol import tensordict_ops as tu
+    from podium.compat.verl import tensordict_ops as tu
 
 They work on jagged and non-tensor columns alike, in every version of tensordict: nothing here runs tensordict's own row
 operations. An entry is a tensor (dense or jagged), a `NonTensorStack` (an object per row) or `NonTensorData` (meta). This

@@ -14,8 +14,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from podium.errors import DataError, UnknownNameError
-from podium.protocol import (
+from podium.compat.verl import (
     DataProto,
     DataProtoItem,
     all_gather_data_proto,
@@ -23,16 +22,16 @@ from podium.protocol import (
     deserialize_single_tensor,
     deserialize_tensordict,
     fold_batch_dim,
-    jagged_from_rows,
     pad_dataproto_to_divisor,
     serialize_single_tensor,
     serialize_tensordict,
-    to_padded,
     unfold_batch_dim,
     union_numpy_dict,
     union_tensor_dict,
     unpad_dataproto,
 )
+from podium.errors import DataError, UnknownNameError
+from podium.protocol import jagged_from_rows, to_padded
 
 
 def made(count: int = 4) -> DataProto:
@@ -145,7 +144,7 @@ def test_collated_items_are_rows_again() -> None:
     assert to_padded(joined.batch["tokens"]).tolist() == [[2, 0], [0, 0], [1, 1]]
     assert (joined.non_tensor_batch["ok"].dtype, joined.non_tensor_batch["ok"].sum()) == (bool, 2)
     assert joined.non_tensor_batch["name"].tolist() == ["c", "a", "b"]
-    with pytest.raises(DataError, match="item 1 has no 'name'"):
+    with pytest.raises(DataError, match="item 1 does not have 'name'"):
         collate_fn([data[0], DataProtoItem(data[1].batch, {"ok": True})])
 
 

@@ -1,4 +1,4 @@
-"""Functions that verl's clients import from `verl.protocol`, over the arithmetic of this package. New code does not need them."""
+"""Functions that verl's clients import from `verl.protocol`, written with `podium.protocol`. New code does not need them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def union_tensor_dict(tensor_dict1: TableT, tensor_dict2: TableT) -> TableT:
     if isinstance(tensor_dict1, Batch):
         tensor_dict1.update(DataProto(tensor_dict1).union(DataProto(tensor_dict2)).batch)
         return tensor_dict1
-    from podium.protocol import tensordict_ops
+    from podium.compat.verl import tensordict_ops
 
     return cast(TableT, tensordict_ops.union_tensor_dict(tensor_dict1, cast("TensorDict", tensor_dict2)))
 
@@ -66,7 +66,9 @@ def _collated(key: str, items: Sequence[DataProtoItem]) -> NDArray[Any]:
     rows = []
     for number, item in enumerate(items):
         if key not in item.non_tensor_batch:
-            raise DataError(f"item {number} has no {key!r}, which another one has: items to be joined have the same columns")
+            raise DataError(
+                f"item {number} does not have {key!r}, which another item has; items that are joined must have the same columns"
+            )
         rows.append(item.non_tensor_batch[key])
     if all(isinstance(row, np.generic) for row in rows) and len({row.dtype for row in rows}) == 1:
         return col.array_column(np.array(rows))

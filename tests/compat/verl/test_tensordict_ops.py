@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
+from podium.compat.verl import tensordict_ops as tu
 from podium.errors import ChunkError, DataError
 from podium.protocol import DataProto, jagged_from_rows
-from podium.protocol import tensordict_ops as tu
 from tests.protocol.builders import FOUR, META, ROWS, Row, batch_of, check, lists_of
 
 
