@@ -165,6 +165,22 @@ def test_resuming_a_finished_run_changes_nothing(whole_run, base, tmp_path):
     assert (rows(directory), weights(directory)) == before
 
 
+def test_a_run_goes_on_from_a_checkpoint_without_a_folder_for_each_role(base, tmp_path):
+    """As an older Podium wrote it: the files of the actor in the folder of the step."""
+    directory = train(from_base(tmp_path, base, "trainer.total_steps=2", "trainer.save_freq=1"))
+    expected, step = (rows(directory), weights(directory)), directory.checkpoints / "step-1"
+    shutil.rmtree(directory.checkpoints / "step-2")
+    for file in (step / "actor").iterdir():
+        file.rename(step / file.name)
+    (step / "actor").rmdir()
+    manifest = step / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"actor/', '"'))
+    directory, config = RunDirectory.open(directory.path)
+    train(config, directory)
+    assert (rows(directory), weights(directory)) == expected
+    assert {path.name for path in (directory.checkpoints / "step-2").iterdir()} == {"actor", "manifest.json"}
+
+
 def test_damaged_checkpoints_are_never_a_fresh_start(base, tmp_path, caplog):
     config = from_base(tmp_path, base, "trainer.total_steps=2", "trainer.save_freq=1")
     directory = train(config)
