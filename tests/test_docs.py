@@ -17,6 +17,7 @@ PORTING = ROOT / "docs" / "coming-from-verl.md"
 
 RUN_BY = {
     "README.md": "tests/test_docs.py",
+    "algorithms.md": "tests/trainers/test_docs_algorithms.py",
     "coming-from-verl.md": "tests/test_docs.py",
     "data.md": "tests/test_docs.py",
     "parts.md": "tests/parts/test_own_parts.py",
