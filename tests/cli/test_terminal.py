@@ -93,7 +93,7 @@ def test_a_full_disk_is_one_message(monkeypatch, capsys, code):
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith("failed: the disk takes no more: [Errno")
+    assert capsys.readouterr().err.startswith("failed: the disk is full or read-only: [Errno")
 
 
 def test_a_run_root_that_cannot_be_a_folder_is_refused_also_by_a_dry_run(tmp_path):

@@ -1,4 +1,4 @@
-"""What the process says to the shell, besides 0."""
+"""Exit codes of the process, besides 0."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Commands(TyperGroup):
-    """Says a word when Ctrl-C or SIGTERM ends a command, wherever it is; a run that trains says its own (`training.start`)."""
+    """Prints a line when Ctrl-C or SIGTERM ends a command; a run that trains prints its own (`training.start`)."""
 
     def invoke(self, ctx: Any) -> object:
         try:
@@ -231,7 +231,7 @@ def _run() -> None:
     except OSError as exc:
         if exc.errno not in DISK_ERRORS:
             raise
-        _fail("\n".join([f"failed: the disk takes no more: {exc}; make room", *getattr(exc, "__notes__", [])]), FAILED)
+        _fail("\n".join([f"failed: the disk is full or read-only: {exc}; make room", *getattr(exc, "__notes__", [])]), FAILED)
 
 
 def _refuse_dashes(arguments: list[str]) -> None:

@@ -14,7 +14,7 @@ REPEAT_S: Final = 10.0
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came. What handles Ctrl-C handles this too."""
+    """Raised for SIGTERM. Code that handles Ctrl-C handles it too."""
 
 
 def raise_on_sigterm() -> None:

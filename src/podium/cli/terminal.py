@@ -1,4 +1,4 @@
-"""What the command line writes to: text is printed as it stands, whatever it holds and whatever the terminal can show."""
+"""What the command line writes to: text is printed unchanged, also where the terminal lacks a character."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 
 
 def text_console() -> Console:
-    """Standard output, on which prompts, answers, paths and settings mean themselves: `[INST]` and `:smile:` are plain text."""
+    """Standard output, which shows prompts, answers, paths and settings as plain text, `[INST]` and `:smile:` included."""
     return Console(markup=False, emoji=False, highlight=False)
 
 

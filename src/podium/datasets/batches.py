@@ -67,7 +67,7 @@ def appends_end(tokenizer: Tokenizer, text: str) -> bool:
 
 
 def _open_tokens(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a plain text that is to be gone on with."""
+    """The tokens of a plain text that the model continues."""
     tokens = tokenizer.encode(text)
     return tokens[:-1] if appends_end(tokenizer, text) else tokens
 

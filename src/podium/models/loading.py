@@ -78,8 +78,8 @@ def _check_causal(model: PreTrainedModel, path: str) -> None:
     model.train(was_training)
     if float((first - second).abs().max()) > 1e-6 * float(first.abs().max()):
         raise ConfigError(
-            f"model.path: {type(model).__name__} at {path} looks ahead: what it says of a token changes with later ones. Take a "
-            "causal language model"
+            f"model.path: {type(model).__name__} at {path} is not causal: its logits for a token change with later tokens. "
+            "Take a causal language model"
         )
 
 
@@ -147,7 +147,7 @@ def pad_token_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """transformers' bars for loading and saving would tear up a progress display, and small models need none."""
+    """transformers' bars for loading and saving would break a progress display, and small models do not need them."""
     had_bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:

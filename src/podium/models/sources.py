@@ -1,4 +1,4 @@
-"""Whether what `model.path` names can be had: looked at before anything starts, without loading a weight.
+"""Checks of `model.path` before anything starts; no weights are loaded.
 
 A folder's files of weights are opened as far as their headers. Of a hub id only this is known here: it is in the hub's cache, or
 the hub answers.
@@ -156,7 +156,7 @@ def _check_hub(hub_id: str) -> None:
 
 
 def _unreachable() -> str | None:
-    """Why the hub does not answer, None when it does. On a thread, since looking up a host's name knows no limit."""
+    """Why the hub does not answer, None when it does. On a thread, since DNS lookups do not have a timeout."""
     outcome: SimpleQueue[str | None] = SimpleQueue()
     threading.Thread(target=_ask_hub, args=(outcome,), name="hub", daemon=True).start()
     try:

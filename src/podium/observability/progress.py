@@ -1,4 +1,4 @@
-"""What the person at the terminal sees: one live panel, or, where the output is not a terminal, a line now and then.
+"""The display of a run: one live panel, or, where the output is not a terminal, a line every few seconds.
 
 `Progress` only keeps a snapshot of the run (`View`) and tells its display that it changed; a display decides when to draw.
 """

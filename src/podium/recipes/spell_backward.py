@@ -1,4 +1,4 @@
-"""A first light: a character-level Llama learns to spell words backward, on a laptop's CPU."""
+"""The recipe to begin with: a character-level Llama learns to spell words backward, on a laptop's CPU."""
 
 from __future__ import annotations
 

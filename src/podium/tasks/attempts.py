@@ -1,4 +1,4 @@
-"""Which rows of a batch are still to be scored, which failed and are tried again, and when there is no use in going on."""
+"""The rows of a batch: which still wait for a score, which failed and are tried again, and when scoring stops."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Attempts:
         self._waiting.appendleft(row)
 
     def settle(self, row: int, outcome: Outcome) -> None:
-        """What a try came to."""
+        """Record the outcome of a try."""
         if isinstance(outcome, Failed) and self._left[row] and not self.is_stopped:
             self._left[row] -= 1
             self.num_retries += 1

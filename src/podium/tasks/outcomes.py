@@ -1,4 +1,4 @@
-"""What scoring a response comes to: a `Score`, or `Failed` with a reason. A failure is never a number."""
+"""The outcome of scoring a response: a `Score`, or `Failed` with a reason. A failure is never a number."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ START_LIMIT_S = 120.0
 ABORT_S = 0.5
 """Seconds that a stuck process gets to say where it is."""
 LOG_TAIL_BYTES = 64 * 1024
-"""How much of what a process wrote is looked at when it died: a crash report of many frames, and what was printed before."""
+"""The last bytes of a dead process's output that are read: a crash report of many frames, and what was printed before."""
 MAX_LOGGED_TIMEOUTS = 3
 """Timeouts of a batch that are logged one by one; the rest are counted."""
 MAX_SHORT_FRAME = 2**31 - 1
@@ -143,7 +143,7 @@ class RewardPool:
         self._num_timeouts = 0
         """Responses of the present batch that took too long."""
         self._num_idle_deaths = 0
-        """Processes that died while they started or had no row, since the last score: such replacing must come to an end."""
+        """Processes that died while they started or had no row, since the last score; there is a limit to such replacements."""
 
     def __enter__(self) -> Self:
         return self
@@ -162,7 +162,7 @@ class RewardPool:
             self._processes.append(_Process(self._spec, self._log))
 
     def wait_until_ready(self) -> None:
-        """Until every process has the function. ConfigError says why one has not."""
+        """Wait until every process has imported the function. ConfigError says why one could not."""
         self.start()
         try:
             while not all(process.is_ready for process in self._processes):
@@ -286,7 +286,7 @@ class RewardPool:
             self.start()
 
     def _tell_timeout(self, row: int, place: str) -> None:
-        """Said at once: a batch of rows that all hang takes long, and shall not do so in silence."""
+        """Log a timeout at once, so that a batch of rows that all hang does not wait in silence."""
         self._num_timeouts += 1
         if self._num_timeouts <= MAX_LOGGED_TIMEOUTS:
             logger.warning("row %d timed out after %g s%s", row, self._timeout_s, f" at {place}" if place else "")

@@ -89,7 +89,7 @@ class Scorer:
         return _settled(_complete(attempts), self._config, attempts.num_retries)
 
     def outcomes(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Outcome]:
-        """What scoring each row comes to, its retries included, before any policy."""
+        """The outcome of each row, its retries included, before any policy."""
         return _complete(self._tried(problems, responses, stops_at_failure=False))
 
     def _tried(self, problems: Sequence[Problem], responses: Sequence[str], *, stops_at_failure: bool) -> Attempts:
