@@ -40,6 +40,30 @@ class Lines(Tracker):
         with Path(self.settings.file).open("a") as file:
             print(step, metrics.get("actor/rows_trained"), file=file)
 """
+FILES["my_estimator.py"] = """
+import torch
+from podium.algorithms import AdvantageEstimator, Advantages
+from podium.config import AdvantageConfig
+
+class Constant(AdvantageEstimator):
+    class Settings(AdvantageConfig):
+        value: float = 1.0
+
+    def __call__(self, rows):
+        return Advantages(torch.full_like(rows.rewards, self.settings.value))
+"""
+FILES["my_loss.py"] = """
+from podium.algorithms import Surrogate
+from podium.config import PolicyLossConfig
+
+class Linear(Surrogate):
+    class Settings(PolicyLossConfig):
+        factor: float = 1.0
+
+    def __call__(self, tokens):
+        metrics = tokens.ratio_metrics(tokens.log_ratio())
+        return self.settings.factor * tokens.advantages_N + 0.0 * tokens.logprobs_N, metrics
+"""
 YAML = """
 name: own
 threads_per_rank: 1
@@ -48,6 +72,8 @@ task: {name: my_task.py:Successor, first: 50}
 actor:
   optim: {lr: 1.0e-3}
   engine: {name: my_engine.py:CountingEngine, weight: 0.5}
+  loss: {name: my_loss.py:Linear, factor: 3.0}
+algorithm: {adv_estimator: {name: my_estimator.py:Constant, value: 0.25}}
 rollout: {name: my_rollout.py:Parrot, token: 7, sampling: {n: 2, max_new_tokens: 3}}
 trainer:
   total_steps: 1
@@ -60,6 +86,10 @@ CLI = (
     "task.first=50",
     "actor.engine=my_engine.py:CountingEngine",
     "actor.engine.weight=0.5",
+    "actor.loss=my_loss.py:Linear",
+    "actor.loss.factor=3",
+    "algorithm.adv_estimator=my_estimator.py:Constant",
+    "algorithm.adv_estimator.value=0.25",
     "rollout=my_rollout.py:Parrot",
     "rollout.token=7",
     "trainer.trackers=[{name: my_tracker.py:Lines, file: tracked}]",
@@ -95,8 +125,10 @@ def finished(*overrides: str, source: str = "own.yaml") -> RunDirectory:
 
 
 def check_used(directory: RunDirectory, own: Path) -> None:
-    """All parts did their work: 8 rows that count 0.5 each, the same three tokens in each answer, one line for each step."""
-    assert rows(directory)[1]["actor/rows_trained"] == 4.0
+    """All parts did their work: 8 rows that count 0.5 each, a loss of 3 times the advantage, one answer, a line for each step."""
+    step = rows(directory)[1]
+    assert step["actor/rows_trained"] == 4.0
+    assert step["actor/pg_loss"] == pytest.approx(3 * 0.25)
     assert (own / "tracked").read_text() == "0 None\n1 4.0\n"
     samples = [json.loads(line) for line in (directory.path / "samples.jsonl").read_text().splitlines()]
     assert len({sample["response"] for sample in samples}) == 1
@@ -121,6 +153,9 @@ def test_parts_of_the_command_line_run_on_two_ranks_that_do_not_have_the_files(o
             "actor.engine.name: .* does not have 'CountinEngine'; did you mean 'CountingEngine'",
         ),
         ("rollout=my_engine.py:CountingEngine", "rollout.name: .* must be a subclass of podium.rollout.BaseRollout"),
+        ("actor.loss=my_loss.py:Liner", "actor.loss.name: .* does not have 'Liner'; did you mean 'Linear'"),
+        ("algorithm.adv_estimator=gpro", "adv_estimator.name: unknown advantage estimator 'gpro'; did you mean 'grpo'"),
+        ("algorithm.adv_estimator.vlaue=1", "unknown key 'algorithm.adv_estimator.vlaue'; did you mean 'value'"),
         ("task=my_tsak.py:Successor", r"task\.name: no such file: my_tsak\.py"),
         ("actor.engine.wieght=1", "unknown key 'actor.engine.wieght'; did you mean 'weight'"),
         (
