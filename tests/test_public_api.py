@@ -83,7 +83,7 @@ SURFACE = {
         check_disjoint check_reward draw_targets task_fingerprint
     """,
     "podium.testing": """
-        CALL_CHECKS LIFE_CHECKS check_runtime contract_group
+        CALL_CHECKS LIFECYCLE_CHECKS check_runtime contract_group
     """,
     "podium.trainers": """
         PPOTrainer RunDirectory SFTTrainer Scores Session Trainer TrainerContext evaluate_model run

@@ -53,7 +53,7 @@ class RowMaker(Worker):
         return batch
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, by_reference=True)
-    def no_rows(self, batch: DataProto) -> None:
+    def returns_nothing(self, batch: DataProto) -> None:
         return None
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, by_reference=True)
@@ -150,14 +150,14 @@ def check_padding_of_rows_that_stay(group: WorkerGroup[Any]) -> None:
         check_same(stays.get(), value)
 
 
-def check_what_is_no_rows(group: WorkerGroup[Any]) -> None:
-    """A result of no rows says so, a failure is told where it is asked for, with the traceback of who failed."""
+def check_results_that_are_not_rows(group: WorkerGroup[Any]) -> None:
+    """A result that is not rows says so. A failure is raised where the result is read, with the rank's traceback."""
     batch = DataProto({"x": torch.arange(ROWS)})
-    nothing = group.no_rows(batch)
+    nothing = group.returns_nothing(batch)
     assert nothing.get() is None
-    with expected(DataError) as told:
+    with expected(DataError) as refused:
         nothing.select(["x"])
-    assert "not rows" in str(told.error)
+    assert "not rows" in str(refused.error)
     with expected(WorkerError) as failed:
         group.fails_by_reference(batch)
     assert failed.error.origin.method == "fails_by_reference"
@@ -195,5 +195,5 @@ REFERENCE_CHECKS: tuple[Callable[[WorkerGroup[Any]], None], ...] = (
     check_by_reference,
     check_rows_that_stay_never_change,
     check_padding_of_rows_that_stay,
-    check_what_is_no_rows,
+    check_results_that_are_not_rows,
 )

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from podium.single_controller import CAPABILITIES
-from podium.testing import CALL_CHECKS, LIFE_CHECKS, contract_group
-from podium.testing.runtime_contract import ContractGroup
+from podium.testing import CALL_CHECKS, LIFECYCLE_CHECKS, contract_group
+from podium.testing.call_checks import ContractGroup
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -32,6 +32,6 @@ def test_calls(group: ContractGroup, check: Callable[[ContractGroup], None]):
     check(group)
 
 
-@pytest.mark.parametrize("check", LIFE_CHECKS, ids=lambda check: check.__name__)
-def test_lives(runtime: str, check: Callable[[str], None]):
+@pytest.mark.parametrize("check", LIFECYCLE_CHECKS, ids=lambda check: check.__name__)
+def test_lifecycle(runtime: str, check: Callable[[str], None]):
     check(runtime)
