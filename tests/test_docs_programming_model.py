@@ -68,8 +68,8 @@ def test_type_checkers_see_what_the_page_says(tmp_path: Path):
 
 
 def test_the_table_of_capabilities_is_the_codes():
-    told = {cells[0].strip("`"): cells[2:] for cells in table("capability")}
-    assert told == {
+    stated = {cells[0].strip("`"): cells[2:] for cells in table("capability")}
+    assert stated == {
         capability.name: ["yes" if getattr(can, capability.name) else "no" for can in CAPABILITIES.values()]
         for capability in fields(Capabilities)
         if capability.type == "bool"
@@ -78,14 +78,14 @@ def test_the_table_of_capabilities_is_the_codes():
 
 
 def test_the_table_of_modes_has_every_built_in_one():
-    told = [cells[0].strip("`") for cells in table("mode")]
+    stated = [cells[0].strip("`") for cells in table("mode")]
     built_in = [name for name, mode in vars(Dispatch).items() if not name.startswith("_") and mode in Dispatch]
-    assert sorted(told) == sorted([*built_in, "make_nd_compute_dataproto_dispatch_fn(mesh)", "a mode of one's own"])
+    assert sorted(stated) == sorted([*built_in, "make_nd_compute_dataproto_dispatch_fn(mesh)", "a mode of one's own"])
 
 
 def test_the_architecture_names_every_module():
-    told = (ROOT / "docs" / "architecture.md").read_text()
-    section = told[told.index("## The single controller") : told.index("## A step of GRPO")]
+    stated = (ROOT / "docs" / "architecture.md").read_text()
+    section = stated[stated.index("## The single controller") : stated.index("## A step of GRPO")]
     package = ROOT / "src" / "podium" / "single_controller"
     modules = [path.relative_to(package).with_suffix("") for path in package.rglob("*.py") if path.stem != "__init__"]
     named = set(re.findall(r"`([^`]+)`", section))
