@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from podium.errors import DataError
 from podium.protocol import DataProto, concat_rows, pad_dataproto_to_divisor, partition_rows
-from podium.protocol.bodies import HeldBody, parted
+from podium.protocol.blocks import LocalBlock, to_header_and_block
 from podium.protocol.remote_rows import RemoteRows
 
 ARRAYS: dict[str, NDArray[Any]] = {
@@ -38,8 +38,8 @@ def rows_of(**arrays: NDArray[Any]) -> DataProto:
 
 
 def by_reference(data: DataProto) -> RemoteRows:
-    header, body = parted(data)
-    return RemoteRows.of(header, HeldBody(body, is_of_rank=True))
+    header, block = to_header_and_block(data)
+    return RemoteRows.of(header, LocalBlock(block, is_of_rank=True))
 
 
 def check(data: DataProto, numbers: list[int], arrays: dict[str, NDArray[Any]] | None = None) -> None:
@@ -160,13 +160,13 @@ def test_they_are_saved_and_loaded(tmp_path: Path) -> None:
 def test_columns_of_several_dtypes_take_numpys_common_one(
     first: Any, second: Any, dtype: str, values: list[Any], join: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("podium.protocol.bodies.IN_HEADER_BYTES", -1)
+    monkeypatch.setattr("podium.protocol.blocks.IN_HEADER_BYTES", -1)
     joined = join([DataProto(non_tensor_batch={"a": first}), DataProto(non_tensor_batch={"a": second})]).non_tensor_batch["a"]
     assert (joined.dtype.name, joined.tolist()) == (dtype, values)
 
 
 def test_reading_some_rows_of_a_joined_column_gives_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podium.protocol.bodies.IN_HEADER_BYTES", -1)
+    monkeypatch.setattr("podium.protocol.blocks.IN_HEADER_BYTES", -1)
     parts = [DataProto(non_tensor_batch={"a": np.array(values)}) for values in ([1, 2], [0.5])]
     joined = RemoteRows.concat(list(map(by_reference, parts)))
     assert joined[:1].get().non_tensor_batch["a"].dtype == np.float64

@@ -19,7 +19,7 @@ from podium.compat.verl import tensordict_ops as tu
 from podium.errors import DataError
 from podium.observability import Mean, Metrics, Sum
 from podium.protocol import DataProto, Mergeable, MetaPolicy, object_column
-from podium.protocol.bodies import HeldBody, parted
+from podium.protocol.blocks import LocalBlock, to_header_and_block
 from podium.protocol.jagged import jagged, parts
 from podium.protocol.remote_rows import RemoteRows
 from tests.protocol.builders import FOUR, META, batch_of, check, lists_of, ragged
@@ -116,7 +116,9 @@ def test_offsets_of_32_bits_become_int64_once(tmp_path: Path) -> None:
     assigned.union(DataProto({"j": j}))
     assert lists_of(same.union(assigned).batch["j"]) == [[0.0, 1.0], [2.0, 3.0, 4.0]]
     assigned.batch["j"] = j
-    ranks = [RemoteRows.of(header, HeldBody(body)) for header, body in map(parted, (assigned, same.select(["j"])))]
+    ranks = [
+        RemoteRows.of(header, LocalBlock(block)) for header, block in map(to_header_and_block, (assigned, same.select(["j"])))
+    ]
     assert lists_of(RemoteRows.concat(ranks).get().batch["j"]) == [[0.0, 1.0], [2.0, 3.0, 4.0]] * 2
 
 

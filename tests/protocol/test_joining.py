@@ -35,7 +35,7 @@ def test_ids_may_be_a_tensor_column() -> None:
     assert data.batch["x"].tolist() == [30, 10, 20]
 
 
-@pytest.mark.parametrize("join", [DataProto.union, lambda mine, theirs, on: RemoteRows.held(mine).union(theirs, on=on).get()])
+@pytest.mark.parametrize("join", [DataProto.union, lambda mine, theirs, on: RemoteRows.of_local(mine).union(theirs, on=on).get()])
 def test_ids_of_two_kinds_match_and_the_first_batchs_stay(join: Any) -> None:
     """Of the other's ids nothing is left: the name would be that of a tensor column and of an object column."""
     tensors = DataProto({"id": torch.tensor([3, 1, 2]), "x": torch.tensor([30, 10, 20])})

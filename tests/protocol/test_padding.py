@@ -20,7 +20,7 @@ def test_without_padding_keeps_the_real_rows_in_order_and_no_marks() -> None:
         real = without_padding(rows)
         assert real.batch["x"].tolist() == [0, 1, 2]
         assert real.meta_info == {"step": 7}
-    remote = without_padding(RemoteRows.held(PADDED))
+    remote = without_padding(RemoteRows.of_local(PADDED))
     assert remote.get(["x"]).batch["x"].tolist() == [0, 1, 2]
 
 

@@ -1,4 +1,4 @@
-"""`RemoteRows` do what `DataProto` does with the same rows: values, lengths, marks and messages; and bodies are asked for what
+"""`RemoteRows` do what `DataProto` does with the same rows: values, lengths, marks and messages; and blocks are asked for what
 is read and nothing else.
 """
 
@@ -19,8 +19,8 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import DataProto, equality, object_column
 from podium.protocol import jagged as jg
-from podium.protocol.bodies import IN_HEADER_BYTES, Body, Header, HeldBody, Read, chosen, parted
-from podium.protocol.kinds import Kind, bytes_of_columns
+from podium.protocol.blocks import IN_HEADER_BYTES, Block, Header, LocalBlock, Read, selected, to_header_and_block
+from podium.protocol.column_types import ColumnType, bytes_of_columns
 from podium.protocol.remote_rows import RemoteRows
 from tests.protocol.builders import ragged, ragged_last
 
@@ -29,14 +29,14 @@ NAN = float("nan")
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """A body that keeps what it was asked for: columns and row numbers."""
+    """A block that keeps what it was asked for: columns and row numbers."""
 
     rows: DataProto
     asked: list[tuple[list[str], list[int]]] = field(default_factory=list)
 
     def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
         self.asked.append((list(keys), rows.tolist()))
-        return lambda: chosen(self.rows, keys, rows, deepcopy=True)
+        return lambda: selected(self.rows, keys, rows, deepcopy=True)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Pair:
         return len(self.plain)
 
 
-MAKES: tuple[Callable[[DataProto], Body], ...] = (HeldBody, Counted)
+MAKES: tuple[Callable[[DataProto], Block], ...] = (LocalBlock, Counted)
 
 
 def rows_of(lengths: Sequence[int], first: int = 0) -> DataProto:
@@ -78,23 +78,25 @@ JAGGED = ("tokens", "gains", "pairs", "places")
 
 
 def header_of(rows: DataProto, away: Iterable[str]) -> tuple[Header, DataProto]:
-    """As `parted`, but these columns stay away, whatever their size."""
-    body = rows.select([key for key in rows.batch if key in away], [key for key in rows.non_tensor_batch if key in away], [])
+    """As `to_header_and_block`, but these columns stay away, whatever their size."""
+    block = rows.select([key for key in rows.batch if key in away], [key for key in rows.non_tensor_batch if key in away], [])
     here = rows.select(
-        [key for key in rows.batch if key not in body.batch],
-        [key for key in rows.non_tensor_batch if key not in body.non_tensor_batch],
+        [key for key in rows.batch if key not in block.batch],
+        [key for key in rows.non_tensor_batch if key not in block.non_tensor_batch],
     )
-    lengths = {key: jg.lengths_of(column) for key, column in body.batch.items() if jg.is_jagged(column)}
+    lengths = {key: jg.lengths_of(column) for key, column in block.batch.items() if jg.is_jagged(column)}
     lengths = {key: next(one for one in lengths.values() if torch.equal(one, mine)) for key, mine in lengths.items()}
-    kinds = {key: Kind.of(column) for key, column in {**body.batch, **body.non_tensor_batch}.items()}
-    return Header(here, len(rows), kinds, lengths), body
+    types = {key: ColumnType.of(column) for key, column in {**block.batch, **block.non_tensor_batch}.items()}
+    return Header(here, len(rows), types, lengths), block
 
 
-def pair_of(lengths: Sequence[int], away: Iterable[str], bodies: int = 1, make: Callable[[DataProto], Body] = HeldBody) -> Pair:
+def pair_of(
+    lengths: Sequence[int], away: Iterable[str], blocks: int = 1, make: Callable[[DataProto], Block] = LocalBlock
+) -> Pair:
     """Rows as so many ranks return them."""
     plain = rows_of(lengths)
-    parts = [header_of(part, away) for part in plain.partition(bodies)]
-    return Pair(RemoteRows.concat([RemoteRows.of(header, make(body)) for header, body in parts]), plain)
+    parts = [header_of(part, away) for part in plain.partition(blocks)]
+    return Pair(RemoteRows.concat([RemoteRows.of(header, make(block)) for header, block in parts]), plain)
 
 
 pairs = st.builds(
@@ -236,7 +238,7 @@ def union_of_other_rows(data: st.DataObject, pair: Pair) -> Iterable[Pair]:
 
 @operation
 def send(data: st.DataObject, pair: Pair) -> Iterable[Pair]:
-    same(pair.remote.narrowed().landed(), pair.plain)
+    same(pair.remote.narrowed().fetched(), pair.plain)
     return ()
 
 
@@ -265,7 +267,7 @@ def test_any_long_sequence_of_operations(data: st.DataObject, first: Pair) -> No
 @given(data=st.data(), first=pairs, second=pairs, third=pairs)
 def test_parts_that_lie_in_different_places_are_joined(data: st.DataObject, first: Pair, second: Pair, third: Pair) -> None:
     """A column may be here in one part and away in another, renamed or not."""
-    parts = [first, second, third, Pair(RemoteRows.held(first.plain), first.plain)]
+    parts = [first, second, third, Pair(RemoteRows.of_local(first.plain), first.plain)]
     renamed = data.draw(st.lists(st.sampled_from([*first.plain.batch]), unique=True, max_size=3))
     new = [f"{key}'" for key in renamed]
     parts = [Pair(one.remote.rename(renamed, new), one.plain.clone().rename(renamed, new)) for one in parts]
@@ -273,7 +275,7 @@ def test_parts_that_lie_in_different_places_are_joined(data: st.DataObject, firs
     parts = data.draw(st.permutations(parts))
     joined = Pair(RemoteRows.concat([one.remote for one in parts]), DataProto.concat([one.plain for one in parts]))
     check(joined)
-    same(joined.remote.narrowed().landed(), joined.plain)
+    same(joined.remote.narrowed().fetched(), joined.plain)
     for one in parts:
         check(one)
 
@@ -296,21 +298,21 @@ def test_rows_are_joined_by_a_column_wherever_it_lies(data: st.DataObject, pair:
 # -- what is read ------------------------------------------------------------------------------------------------------
 
 
-def counted(lengths: Sequence[int], bodies: int, away: Iterable[str] = COLUMNS) -> tuple[RemoteRows, list[Counted]]:
+def counted(lengths: Sequence[int], blocks: int, away: Iterable[str] = COLUMNS) -> tuple[RemoteRows, list[Counted]]:
     made: list[Counted] = []
 
-    def make(body: DataProto) -> Counted:
-        made.append(Counted(body))
+    def make(block: DataProto) -> Counted:
+        made.append(Counted(block))
         return made[-1]
 
-    return pair_of(lengths, away, bodies, make).remote, made
+    return pair_of(lengths, away, blocks, make).remote, made
 
 
 def test_a_read_asks_for_its_rows_and_columns_of_the_bodies_that_have_them() -> None:
-    rows, bodies = counted([1, 2, 3, 0, 2, 1], bodies=3)
+    rows, blocks = counted([1, 2, 3, 0, 2, 1], blocks=3)
     found = rows[[4, 0, 5, 0]].get(["tokens", "text"])
     assert found.non_tensor_batch["text"].tolist() == ["row 4", "row 0", "row 5", "row 0"]
-    assert [body.asked for body in bodies] == [
+    assert [block.asked for block in blocks] == [
         [(["tokens", "text"], [0, 0])],
         [],
         [(["tokens", "text"], [0, 1])],
@@ -318,38 +320,38 @@ def test_a_read_asks_for_its_rows_and_columns_of_the_bodies_that_have_them() -> 
 
 
 def test_no_row_operation_asks_for_anything() -> None:
-    rows, bodies = counted([1, 2, 3, 0, 2, 1], bodies=3)
+    rows, blocks = counted([1, 2, 3, 0, 2, 1], blocks=3)
     joined = RemoteRows.concat([rows[::-1], rows.repeat(2), *rows.partition(4)]).rename("tokens", "ids").drop(["wide"])
     list(joined.union(rows.select(["gains"], [], []).rename("gains", "g").repeat(4)).make_iterator(5, 1, 3, last="pad"))
     assert joined.lengths("ids").sum() == 36
     assert joined.column_bytes()["ids"] == 36 * 8
     joined.narrowed()
     repr(joined)
-    assert [body.asked for body in bodies] == [[], [], []]
+    assert [block.asked for block in blocks] == [[], [], []]
 
 
-@given(data=st.data(), lengths=st.lists(st.integers(0, 3), max_size=6), bodies=st.integers(1, 3))
-def test_no_row_is_asked_for_more_often_than_it_is_there(data: st.DataObject, lengths: list[int], bodies: int) -> None:
+@given(data=st.data(), lengths=st.lists(st.integers(0, 3), max_size=6), blocks=st.integers(1, 3))
+def test_no_row_is_asked_for_more_often_than_it_is_there(data: st.DataObject, lengths: list[int], blocks: int) -> None:
     away = data.draw(st.sets(st.sampled_from(COLUMNS)))
-    rows, held = counted(lengths, bodies, away)
+    rows, held = counted(lengths, blocks, away)
     picked = numbers_of(data, len(lengths))
     key = data.draw(st.sampled_from(COLUMNS))
     rows[picked].get([key])
-    asked = [one for body in held for one in body.asked]
+    asked = [one for block in held for one in block.asked]
     assert sum(len(numbers) for _, numbers in asked) == (len(picked) if key in away else 0)
     assert all(keys == [key] for keys, _ in asked)
-    assert all(numbers for _, numbers in asked), "a body was asked for nothing"
+    assert all(numbers for _, numbers in asked), "a block was asked for nothing"
 
 
 def test_what_is_sent_of_a_body_of_this_process_is_the_rows_and_columns_asked_for() -> None:
-    local = RemoteRows.held(rows_of([1, 2, 3, 0, 2, 1]))
-    away = pair_of([1, 1], COLUMNS, make=lambda body: HeldBody(body, is_of_rank=True)).remote
+    local = RemoteRows.of_local(rows_of([1, 2, 3, 0, 2, 1]))
+    away = pair_of([1, 1], COLUMNS, make=lambda block: LocalBlock(block, is_of_rank=True)).remote
     sent = RemoteRows.concat([local, away])[[3, 1, 1, 7]].select(["x", "tokens"], [], []).narrowed()
-    held = [body.rows for body in sent.bodies if isinstance(body, HeldBody)]
-    assert [sorted(body.batch) for body in held] == [["tokens", "x"]] * 2
-    assert [body.batch["x"].tolist() for body in held] == [[1, 3], [1]]
+    held = [block.rows for block in sent.blocks if isinstance(block, LocalBlock)]
+    assert [sorted(block.batch) for block in held] == [["tokens", "x"]] * 2
+    assert [block.batch["x"].tolist() for block in held] == [[1, 3], [1]]
     assert (sent.column_bytes()["x"], sent.local_bytes()["x"]) == (8, 3 * 8)
-    assert sent.landed().batch["x"].tolist() == [3, 1, 1, 1]
+    assert sent.fetched().batch["x"].tolist() == [3, 1, 1, 1]
 
 
 # -- nothing changes, nothing is shared --------------------------------------------------------------------------------
@@ -413,26 +415,29 @@ def test_small_columns_come_with_the_header_jagged_and_large_ones_stay() -> None
             "array": [torch.zeros(few), {"deep": [torch.zeros(few)]}],
         },
     )
-    header, body = parted(rows)
-    assert sorted(header.kinds) == ["array", "jagged", "large", "long"]
-    assert [str(header.kinds[key]) for key in ("array", "jagged", "large")] == [
+    header, block = to_header_and_block(rows)
+    assert sorted(header.column_types) == ["array", "jagged", "large", "long"]
+    assert [str(header.column_types[key]) for key in ("array", "jagged", "large")] == [
         "objects",
         "int64[B, *]",
         f"int64[B, {few // 2 + 1}]",
     ]
-    assert {*header.here.batch, *header.here.non_tensor_batch} == {"small", "short"}
-    found = RemoteRows.of(header, HeldBody(body))
+    assert {*header.local.batch, *header.local.non_tensor_batch} == {"small", "short"}
+    found = RemoteRows.of(header, LocalBlock(block))
     same(found.get(["small", "large", "jagged", "short", "long"]), rows.select(None, ["short", "long"]))
-    sizes = RemoteRows.of(header, Counted(body)).column_bytes()
+    sizes = RemoteRows.of(header, Counted(block)).column_bytes()
     assert (sizes["large"], sizes["jagged"]) == (8 * (few + 2), 8)
     assert sizes["long"] >= IN_HEADER_BYTES
-    assert (found.column_bytes(), found.local_bytes()) == ({}, {**bytes_of_columns(header.here), **sizes})  # `HeldBody` is here
+    assert (found.column_bytes(), found.local_bytes()) == (
+        {},
+        {**bytes_of_columns(header.local), **sizes},
+    )  # `LocalBlock` is here
 
 
 def test_of_a_column_of_rows_here_and_elsewhere_each_part_counts_where_it_lies() -> None:
     lengths = [1, 2, 3, 0, 2, 1]
-    away, _ = counted(lengths[:3], bodies=2)
-    joined = RemoteRows.concat([away, RemoteRows.held(rows_of(lengths[3:], first=3))])
+    away, _ = counted(lengths[:3], blocks=2)
+    joined = RemoteRows.concat([away, RemoteRows.of_local(rows_of(lengths[3:], first=3))])
     sizes, here = joined.column_bytes(), joined.local_bytes()
     assert (sizes["tokens"], here["tokens"]) == (6 * 8, 3 * 8)
     assert ("tokens" in joined[3:].column_bytes(), joined[3:].local_bytes()["tokens"]) == (False, 3 * 8)
@@ -445,12 +450,12 @@ def test_one_name_is_one_column() -> None:
     twice = DataProto({"x": torch.arange(2)})
     twice.non_tensor_batch["x"] = object_column(["a", "b"])
     with pytest.raises(DataError, match="'x' is both a tensor column and an object column"):
-        parted(twice)
+        to_header_and_block(twice)
 
 
 def test_rows_of_a_tensordict_are_read_as_one() -> None:
-    header, body = header_of(rows_of([1, 0, 2]), JAGGED)
-    rows = RemoteRows.of(Header(header.here, 3, header.kinds, header.lengths, is_tensordict=True), HeldBody(body))
+    header, block = header_of(rows_of([1, 0, 2]), JAGGED)
+    rows = RemoteRows.of(Header(header.local, 3, header.column_types, header.lengths, is_tensordict=True), LocalBlock(block))
     found = RemoteRows.concat([rows[1:], rows[:1]]).union(DataProto({"r": torch.arange(3)})).get()
     assert type(found).__name__ == "TensorDict"
     assert DataProto.from_tensordict(found).batch["x"].tolist() == [1, 2, 0]
@@ -526,14 +531,14 @@ def test_names_are_never_changed_in_some_parts_only() -> None:
     ):
         RemoteRows.concat([one, more])
     twice = rows.union(rows.select(["tokens"], [], []).rename("tokens", "again"))
-    here = RemoteRows.held(twice.get())  # in the other part both have one name where they lie
+    here = RemoteRows.of_local(twice.get())  # in the other part both have one name where they lie
     joined = RemoteRows.concat([twice, here[::-1]]).get(["tokens", "again"])
     assert joined.batch["tokens"].values().tolist() == joined.batch["again"].values().tolist() == [0, 100, 101, 100, 101, 0]
 
 
-def _as_source(name: str) -> tuple[Header, Body]:
-    header, body = header_of(DataProto({name: ragged([[1], [2]])}, None, {"step": 7, "seen": [1, {"deep": 2}]}), [name])
-    return header, HeldBody(body)
+def _as_source(name: str) -> tuple[Header, Block]:
+    header, block = header_of(DataProto({name: ragged([[1], [2]])}, None, {"step": 7, "seen": [1, {"deep": 2}]}), [name])
+    return header, LocalBlock(block)
 
 
 def test_columns_that_lie_elsewhere_are_joined_if_they_are_the_same() -> None:
@@ -602,4 +607,4 @@ def multiply(rows: DataProto) -> None:
 
 
 def count_asked(every: Sequence[Pair]) -> int:
-    return sum(len(body.asked) for pair in every for body in set(pair.remote.bodies) if isinstance(body, Counted))
+    return sum(len(block.asked) for pair in every for block in set(pair.remote.blocks) if isinstance(block, Counted))

@@ -102,7 +102,7 @@ def test_validation_is_not_counted(plain: RunDirectory, tmp_path: Path) -> None:
 
 
 def test_what_is_read_to_log_the_step_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("podium.protocol.bodies.IN_HEADER_BYTES", 0)  # nothing comes to the driver unasked
+    monkeypatch.setattr("podium.protocol.blocks.IN_HEADER_BYTES", 0)  # nothing comes to the driver unasked
     found = ways(train(small_config(tmp_path, *TINY, "trainer.total_steps=1")))
     fetched = {column for column, edges in found.items() if ("driver", "fetched") in edges}
     assert fetched >= {"finish_reason", "sample_index", "weight_version"}  # which nothing else reads

@@ -1,6 +1,6 @@
 """`RemoteRows`: rows that stay where they were made. Row operations move numbers and no bytes.
 
-They are a small `DataProto` (`_here`) whose columns are what came to this process: small columns, and for each source of columns
+They are a small `DataProto` (`_local`) whose columns are what came to this process: small columns, and for each source of columns
 that lie elsewhere the number that every row has in it. So each row operation is that of `DataProto` on the numbers, with its
 rules and messages. Nothing here changes: every operation returns new rows.
 """
@@ -22,56 +22,58 @@ from podium.protocol import jagged as jg
 from podium.protocol import joining
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
-from podium.protocol.bodies import OURS, Body, Header, HeldBody, Source, check_name, check_names
+from podium.protocol.blocks import INTERNAL, Block, Header, LocalBlock, Source, check_name, check_names
+from podium.protocol.column_types import ColumnType, bytes_of_columns, joined_type
 from podium.protocol.columns import ObjectColumn
 from podium.protocol.data_proto import DataProto
 from podium.protocol.indexing import LastBatch, RowIndex
-from podium.protocol.kinds import Kind, bytes_of_columns, joined_kind
 from podium.protocol.merging import MetaPolicy
 
 NUMBERS, LENGTHS = "<numbers {}>", "<lengths {}>"
-"""Columns of `_here` that are ours: what number each row has in a source [B], and how long it is there [B]."""
+"""Columns of `_local` that are ours: what number each row has in a source [B], and how long it is there [B]."""
 
 
 @dataclass(frozen=True)
-class Away:
+class RemoteColumn:
     """A column that lies elsewhere."""
 
     numbers: str
-    """The column of `_here` with its rows' numbers; by this name its source is found too."""
+    """The column of `_local` with its rows' numbers; by this name its source is found too."""
     lengths: str | None
-    """The column of `_here` with its rows' lengths, where it is jagged."""
+    """The column of `_local` with its rows' lengths, where it is jagged."""
     name: str
     """What it is called where it lies."""
-    kind: Kind
+    column_type: ColumnType
 
 
 class RemoteRows:
     """Rows of which this process has the small columns, the meta and the lengths; `get` reads the others."""
 
-    def __init__(self, here: DataProto, away: Mapping[str, Away], sources: Mapping[str, Source], *, is_tensordict: bool) -> None:
-        self._here = here
-        self._away = dict(away)
-        self._sources = {away.numbers: sources[away.numbers] for away in self._away.values()}
+    def __init__(
+        self, local: DataProto, remote: Mapping[str, RemoteColumn], sources: Mapping[str, Source], *, is_tensordict: bool
+    ) -> None:
+        self._local = local
+        self._remote = dict(remote)
+        self._sources = {remote.numbers: sources[remote.numbers] for remote in self._remote.values()}
         self.is_tensordict = is_tensordict
 
     @classmethod
-    def of(cls, header: Header, body: Body) -> Self:
+    def of(cls, header: Header, block: Block) -> Self:
         """The rows of one rank's result."""
         numbers = NUMBERS.format(0)
-        if not header.kinds:
-            return cls(header.here, {}, {}, is_tensordict=header.is_tensordict)
+        if not header.column_types:
+            return cls(header.local, {}, {}, is_tensordict=header.is_tensordict)
         names = {id(lengths): LENGTHS.format(number) for number, lengths in enumerate(_distinct(header.lengths.values()))}
         ours = {numbers: torch.arange(header.num_rows)} | {names[id(one)]: one for one in header.lengths.values()}
-        away = {
-            key: Away(numbers, names[id(header.lengths[key])] if key in header.lengths else None, key, kind)
-            for key, kind in header.kinds.items()
+        remote = {
+            key: RemoteColumn(numbers, names[id(header.lengths[key])] if key in header.lengths else None, key, kind)
+            for key, kind in header.column_types.items()
         }
-        here = DataProto({**header.here.batch, **ours}, header.here.non_tensor_batch, header.here.meta_info)
-        return cls(here, away, {numbers: Source((body,), (header.num_rows,))}, is_tensordict=header.is_tensordict)
+        here = DataProto({**header.local.batch, **ours}, header.local.non_tensor_batch, header.local.meta_info)
+        return cls(here, remote, {numbers: Source((block,), (header.num_rows,))}, is_tensordict=header.is_tensordict)
 
     @classmethod
-    def held(cls, rows: DataProto) -> Self:
+    def of_local(cls, rows: DataProto) -> Self:
         """Rows that are in this process, all of their columns. DataError for names that rows which stay cannot have."""
         check_names(rows)
         return cls(rows.select(), {}, {}, is_tensordict=False)
@@ -79,25 +81,25 @@ class RemoteRows:
     # -- what is known of them ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._here)
+        return len(self._local)
 
     @property
     def meta_info(self) -> dict[str, Any]:
         """A copy of the meta."""
-        return mt.copy_meta(self._here.meta_info)
+        return mt.copy_meta(self._local.meta_info)
 
     def column_names(self) -> set[str]:
         """The names of all columns, wherever they lie."""
-        return {*self._local_tensors(), *self._here.non_tensor_batch, *self._away}
+        return {*self._local_tensors(), *self._local.non_tensor_batch, *self._remote}
 
     def lengths(self, key: str) -> Tensor:
         """[B] int64: the length of each row of a jagged column, without reading it. DataError for one that is not jagged."""
         self._check_known([key])
-        away = self._away.get(key)
-        if away is not None and away.lengths is not None:
-            return self._here.batch[away.lengths].clone()
-        if away is None and key in self._here.batch and jg.is_jagged(self._here.batch[key]):
-            return jg.lengths_of(self._here.batch[key])
+        remote = self._remote.get(key)
+        if remote is not None and remote.lengths is not None:
+            return self._local.batch[remote.lengths].clone()
+        if remote is None and key in self._local.batch and jg.is_jagged(self._local.batch[key]):
+            return jg.lengths_of(self._local.batch[key])
         raise DataError(f"column {key!r} is not jagged: its rows have no lengths of their own")
 
     def is_here(self, key: str) -> bool:
@@ -110,32 +112,32 @@ class RemoteRows:
 
         Of a column that joins rows of this process to others, without the bytes that are here.
         """
-        sizes, here = {key: self._bytes(away) for key, away in self._away.items()}, self._held_bytes()
+        sizes, here = {key: self._bytes(remote) for key, remote in self._remote.items()}, self._driver_bytes()
         return {key: size - here.get(key, 0) for key, size in sizes.items() if key not in here or here[key] < size}
 
     def local_bytes(self) -> dict[str, int]:
         """How many bytes are here, by column: of columns that are here all, of others those of the driver's own rows."""
-        return bytes_of_columns(self._only_local()) | self._held_bytes()
+        return bytes_of_columns(self._only_local()) | self._driver_bytes()
 
-    def _held_bytes(self) -> dict[str, int]:
+    def _driver_bytes(self) -> dict[str, int]:
         """By column that lies elsewhere: how many bytes of it are the driver's own rows; columns without any are left out."""
         found: dict[str, int] = {}
-        for key, away in self._away.items():
-            source = self._sources[away.numbers]
+        for key, remote in self._remote.items():
+            source = self._sources[remote.numbers]
             if not len(source.of_driver):
                 continue
-            rows = torch.isin(source.owners(self._here.batch[away.numbers]), source.of_driver)
-            values = int(rows.sum() if away.lengths is None else self._here.batch[away.lengths][rows].sum())
-            found |= {key: values * away.kind.value_bytes} if values else {}
+            rows = torch.isin(source.owners(self._local.batch[remote.numbers]), source.of_driver)
+            values = int(rows.sum() if remote.lengths is None else self._local.batch[remote.lengths][rows].sum())
+            found |= {key: values * remote.column_type.value_bytes} if values else {}
         return found
 
     def is_padding_enabled(self) -> bool:
-        return self._here.is_padding_enabled()
+        return self._local.is_padding_enabled()
 
     @property
     def padding_mask(self) -> Tensor:
         """See `DataProto.padding_mask`."""
-        return self._here.padding_mask
+        return self._local.padding_mask
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -144,63 +146,63 @@ class RemoteRows:
             raise DataError(
                 f"one row of rows that lie elsewhere is read by get(): .get()[{index}], or [{index}:{index} + 1] for a part"
             )
-        return self._with(self._here[index])
+        return self._with(self._local[index])
 
     def select_idxs(self, idxs: RowIndex) -> Self:
-        return self._with(self._here.select_idxs(idxs))
+        return self._with(self._local.select_idxs(idxs))
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
-        return self._with(self._here.repeat(repeat_times, interleave))
+        return self._with(self._local.repeat(repeat_times, interleave))
 
     def sample_level_repeat(self, repeat_times: Sequence[int] | Tensor | NDArray[Any]) -> Self:
-        return self._with(self._here.sample_level_repeat(repeat_times))
+        return self._with(self._local.sample_level_repeat(repeat_times))
 
     def partition(self, num_parts: int) -> list[Self]:
-        return list(map(self._with, self._here.partition(num_parts)))
+        return list(map(self._with, self._local.partition(num_parts)))
 
     def chunk(self, chunks: int) -> list[Self]:
-        return list(map(self._with, self._here.chunk(chunks)))
+        return list(map(self._with, self._local.chunk(chunks)))
 
     def split(self, split_size: int) -> list[Self]:
-        return list(map(self._with, self._here.split(split_size)))
+        return list(map(self._with, self._local.split(split_size)))
 
     def make_iterator(
         self, mini_batch_size: int, epochs: int, seed: int | None = None, *, last: LastBatch = "error"
     ) -> Iterator[Self]:
-        return map(self._with, self._here.make_iterator(mini_batch_size, epochs, seed, last=last))
+        return map(self._with, self._local.make_iterator(mini_batch_size, epochs, seed, last=last))
 
     def filled(self, rows: Tensor, size: int) -> Self:
         """The given rows and then, up to `size`, copies of the last one of all, which the meta marks as padding."""
-        return self._with(self._here.filled(rows, size))
+        return self._with(self._local.filled(rows, size))
 
     def unmarked(self) -> Self:
         """The same rows without the mark of padding."""
-        return self._with(self._here.unmarked())
+        return self._with(self._local.unmarked())
 
     @classmethod
     def concat(cls, data: Sequence[Self], *, meta_policies: Mapping[str, MetaPolicy] | None = None) -> Self:
         """The rows of all parts in order, as `DataProto.concat`."""
         _check_same_columns(data)
-        keys = {key: column.name for part in reversed(data) for key, column in part._away.items()}
-        parts = [part._sent_away(keys) for part in data]
+        keys = {key: column.name for part in reversed(data) for key, column in part._remote.items()}
+        parts = [part._as_remote(keys) for part in data]
         lengths = {key: _lengths_of(parts, key) for key in keys}
         names = {places: LENGTHS.format(number) for number, places in enumerate(dict.fromkeys(filter(None, lengths.values())))}
-        away: dict[str, Away] = {}
+        remote: dict[str, RemoteColumn] = {}
         sources: dict[str, Source] = {}
         ours: list[dict[str, Tensor]] = [{} for _ in parts]
         for number, (places, members) in enumerate(_groups(parts, keys).items()):
             numbers = NUMBERS.format(number)
             sources[numbers], firsts = _end_to_end([part._sources[name] for part, name in zip(parts, places, strict=True)])
             for part, name, first, columns in zip(parts, places, firsts, ours, strict=True):
-                columns[numbers] = part._here.batch[name] + first
+                columns[numbers] = part._local.batch[name] + first
             for key in members:
-                away[key] = _joined_column(key, numbers, names.get(lengths[key] or ()), parts)
+                remote[key] = _joined_column(key, numbers, names.get(lengths[key] or ()), parts)
         for places, joined_lengths in names.items():
             for part, name, columns in zip(parts, places, ours, strict=True):
-                columns[joined_lengths] = part._here.batch[name]
-        here = [part._here_of({**part._local_tensors(), **columns}) for part, columns in zip(parts, ours, strict=True)]
+                columns[joined_lengths] = part._local.batch[name]
+        here = [part._local_of({**part._local_tensors(), **columns}) for part, columns in zip(parts, ours, strict=True)]
         joined = DataProto.concat(here, meta_policies=meta_policies)
-        return cls(joined, away, sources, is_tensordict=parts[0].is_tensordict)
+        return cls(joined, remote, sources, is_tensordict=parts[0].is_tensordict)
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
@@ -220,17 +222,17 @@ class RemoteRows:
         keys = col.names(keys)
         self._check_known(keys)
         kept = self.column_names() - set(keys)
-        return self.pick([key for key in (*self._here.batch, *self._here.non_tensor_batch, *self._away) if key in kept])
+        return self.pick([key for key in (*self._local.batch, *self._local.non_tensor_batch, *self._remote) if key in kept])
 
     def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
         """The same rows, some tensor columns under other names, as `DataProto.rename`; an object column has none of these."""
         for name in [new_keys] if isinstance(new_keys, str) else new_keys:
             check_name(name)
         objects = list(filter(self._is_object, self.column_names()))
-        every = {key: torch.empty(0) for key in (*self._local_tensors(), *_of_kind(self._away, is_object=False))}
+        every = {key: torch.empty(0) for key in (*self._local_tensors(), *_remote_where(self._remote, is_object=False))}
         changed = dict(zip(every, col.renamed(every, objects, old_keys, new_keys), strict=True))
-        here = self._here_of({changed.get(key, key): column for key, column in self._here.batch.items()})
-        return self._with(here, away={changed.get(key, key): column for key, column in self._away.items()})
+        here = self._local_of({changed.get(key, key): column for key, column in self._local.batch.items()})
+        return self._with(here, remote={changed.get(key, key): column for key, column in self._remote.items()})
 
     def union(self, other: DataProto | RemoteRows, *, on: str | None = None) -> Self:
         """These columns and the other's, as `DataProto.union`, but as new rows; values of this process are copied.
@@ -238,19 +240,19 @@ class RemoteRows:
         Of a column that both have and that lies elsewhere, the values are not compared, but for `on`: it must be the very same
         rows of the very same column. Otherwise DataError.
         """
-        theirs = other if isinstance(other, RemoteRows) else RemoteRows.held(other.clone())
+        theirs = other if isinstance(other, RemoteRows) else RemoteRows.of_local(other.clone())
         if on is not None:
             theirs = theirs.select_idxs(_rows_by(on, self, theirs)).drop([on])
         if all(rows.column_names() for rows in (self, theirs)):
             joining.check_same_rows(len(self), len(theirs))
         self._check_disjoint(theirs)
-        mine = self._away
+        mine = self._remote
         theirs = theirs._renumbered(
-            first=1 + max((_number(name) for name in self._here.batch if name.startswith(OURS)), default=-1)
+            first=1 + max((_number(name) for name in self._local.batch if name.startswith(INTERNAL)), default=-1)
         )
-        added = {key: column for key, column in theirs._away.items() if key not in mine}
-        here = self._here.select().union(theirs._only_ours(added))
-        return self._with(here, away=mine | added, sources={**self._sources, **theirs._sources})
+        added = {key: column for key, column in theirs._remote.items() if key not in mine}
+        here = self._local.select().union(theirs._only_ours(added))
+        return self._with(here, remote=mine | added, sources={**self._sources, **theirs._sources})
 
     def get(self, keys: Iterable[str] | None = None) -> Any:
         """The rows as a DataProto (or the TensorDict that they were), with those columns only; None is all. Private copies.
@@ -260,7 +262,7 @@ class RemoteRows:
         wanted = self if keys is None else self.pick(keys)
         return wanted._assembled(wanted._only_local().clone())
 
-    def landed(self) -> Any:
+    def fetched(self) -> Any:
         """`get` for rows that have just arrived: nobody else has what came with them, so that is not copied again."""
         return self._assembled(self._only_local())
 
@@ -274,32 +276,32 @@ class RemoteRows:
     # -- on their way -------------------------------------------------------------------------------------------------
 
     def narrowed(self) -> Self:
-        """The same rows, of the fewest bodies, without what only the driver needs: to be sent."""
+        """The same rows, of the fewest blocks, without what only the driver needs: to be sent."""
         tensors = dict(self._local_tensors())
         sources = {}
         for numbers, source in self._sources.items():
-            keys = [away.name for away in self._away.values() if away.numbers == numbers]
-            sources[numbers], tensors[numbers] = source.narrowed(self._here.batch[numbers], keys)
-        away = {key: replace(column, lengths=None) for key, column in self._away.items()}
-        return self._with(self._here_of(tensors), away=away, sources=sources)
+            keys = [remote.name for remote in self._remote.values() if remote.numbers == numbers]
+            sources[numbers], tensors[numbers] = source.narrowed(self._local.batch[numbers], keys)
+        remote = {key: replace(column, lengths=None) for key, column in self._remote.items()}
+        return self._with(self._local_of(tensors), remote=remote, sources=sources)
 
     @property
-    def bodies(self) -> list[Body]:
+    def blocks(self) -> list[Block]:
         """Where the columns lie."""
-        return [body for source in self._sources.values() for body in source.bodies]
+        return [block for source in self._sources.values() for block in source.blocks]
 
-    def with_bodies(self, replacement: Callable[[Body], Body]) -> Self:
-        """The same rows, each body replaced by what stands for it elsewhere."""
+    def with_blocks(self, replacement: Callable[[Block], Block]) -> Self:
+        """The same rows, each block replaced by what stands for it elsewhere."""
         sources = {
-            numbers: Source(tuple(map(replacement, source.bodies)), source.sizes) for numbers, source in self._sources.items()
+            numbers: Source(tuple(map(replacement, source.blocks)), source.sizes) for numbers, source in self._sources.items()
         }
-        return self._with(self._here, sources=sources)
+        return self._with(self._local, sources=sources)
 
     def __repr__(self) -> str:
-        local = [repr(self._only_local())] if self._local_tensors() or self._here.non_tensor_batch else []
-        away = [f"{key}: {column.kind}" for key, column in self._away.items()]
+        local = [repr(self._only_local())] if self._local_tensors() or self._local.non_tensor_batch else []
+        remote = [f"{key}: {column.column_type}" for key, column in self._remote.items()]
         return (
-            f"{type(self).__name__}({len(self)} rows; elsewhere: {', '.join(away) or 'nothing'}; {', '.join(['here', *local])})"
+            f"{type(self).__name__}({len(self)} rows; elsewhere: {', '.join(remote) or 'nothing'}; {', '.join(['here', *local])})"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -310,8 +312,8 @@ class RemoteRows:
     def _assembled(self, local: DataProto) -> Any:
         tensors, objects = dict(local.batch), dict(local.non_tensor_batch)
         by_source: dict[str, list[str]] = {}
-        for key, away in self._away.items():
-            by_source.setdefault(away.numbers, []).append(key)
+        for key, remote in self._remote.items():
+            by_source.setdefault(remote.numbers, []).append(key)
         for numbers, keys in by_source.items():
             read = self._read(numbers, keys)
             tensors |= read.batch
@@ -320,36 +322,36 @@ class RemoteRows:
         return rows.to_tensordict() if self.is_tensordict else rows
 
     def _with(
-        self, here: DataProto, *, away: Mapping[str, Away] | None = None, sources: Mapping[str, Source] | None = None
+        self, here: DataProto, *, remote: Mapping[str, RemoteColumn] | None = None, sources: Mapping[str, Source] | None = None
     ) -> Self:
-        away, sources = self._away if away is None else away, self._sources if sources is None else sources
-        return type(self)(here, away, sources, is_tensordict=self.is_tensordict)
+        remote, sources = self._remote if remote is None else remote, self._sources if sources is None else sources
+        return type(self)(here, remote, sources, is_tensordict=self.is_tensordict)
 
     def _local_tensors(self) -> dict[str, Tensor]:
-        return {key: column for key, column in self._here.batch.items() if not key.startswith(OURS)}
+        return {key: column for key, column in self._local.batch.items() if not key.startswith(INTERNAL)}
 
     def _only_local(self) -> DataProto:
-        return self._here.select(list(self._local_tensors()))
+        return self._local.select(list(self._local_tensors()))
 
-    def _ours_of(self, away: Mapping[str, Away]) -> list[str]:
-        names = [name for column in away.values() for name in (column.numbers, column.lengths) if name is not None]
+    def _ours_of(self, remote: Mapping[str, RemoteColumn]) -> list[str]:
+        names = [name for column in remote.values() for name in (column.numbers, column.lengths) if name is not None]
         return list(dict.fromkeys(names))
 
     def _only(self, tensors: list[str], objects: list[str], meta_info_keys: Iterable[str] | None) -> Self:
-        away = {key: self._away[key] for key in (*tensors, *objects) if key in self._away}
-        local = [key for key in tensors if key not in away]
-        here = self._here.select([*local, *self._ours_of(away)], [key for key in objects if key not in away], meta_info_keys)
-        return self._with(here, away=away)
+        remote = {key: self._remote[key] for key in (*tensors, *objects) if key in self._remote}
+        local = [key for key in tensors if key not in remote]
+        here = self._local.select([*local, *self._ours_of(remote)], [key for key in objects if key not in remote], meta_info_keys)
+        return self._with(here, remote=remote)
 
-    def _only_ours(self, away: Mapping[str, Away]) -> DataProto:
-        return self._here.select([*self._local_tensors(), *self._ours_of(away)])
+    def _only_ours(self, remote: Mapping[str, RemoteColumn]) -> DataProto:
+        return self._local.select([*self._local_tensors(), *self._ours_of(remote)])
 
-    def _here_of(self, tensors: Mapping[str, Tensor]) -> DataProto:
-        return DataProto(tensors, self._here.non_tensor_batch, self._here.meta_info)
+    def _local_of(self, tensors: Mapping[str, Tensor]) -> DataProto:
+        return DataProto(tensors, self._local.non_tensor_batch, self._local.meta_info)
 
     def _names(self, keys: Iterable[str] | None, kind: str, *, is_object: bool) -> list[str]:
-        local: Mapping[str, Any] = self._here.non_tensor_batch if is_object else self._local_tensors()
-        return list(col.pick(kind, {**local, **_of_kind(self._away, is_object=is_object)}, keys))
+        local: Mapping[str, Any] = self._local.non_tensor_batch if is_object else self._local_tensors()
+        return list(col.pick(kind, {**local, **_remote_where(self._remote, is_object=is_object)}, keys))
 
     def _check_known(self, keys: Iterable[str]) -> None:
         known = self.column_names()
@@ -371,65 +373,65 @@ class RemoteRows:
                 )
 
     def _is_object(self, key: str) -> bool:
-        return self._away[key].kind.is_object if key in self._away else key in self._here.non_tensor_batch
+        return self._remote[key].column_type.is_object if key in self._remote else key in self._local.non_tensor_batch
 
     def _place_of(self, key: str) -> tuple[str, Source] | None:
-        away = self._away.get(key)
-        return None if away is None else (away.name, self._sources[away.numbers])
+        remote = self._remote.get(key)
+        return None if remote is None else (remote.name, self._sources[remote.numbers])
 
     def _numbers_of(self, key: str) -> Tensor:
-        away = self._away.get(key)  # values that are here are compared later
-        return torch.empty(0) if away is None else self._here.batch[away.numbers]
+        remote = self._remote.get(key)  # values that are here are compared later
+        return torch.empty(0) if remote is None else self._local.batch[remote.numbers]
 
     def _renumbered(self, first: int) -> Self:
         """The same rows, with other names for our own columns."""
-        names = {name: _with_number(name, first + _number(name)) for name in self._here.batch if name.startswith(OURS)}
-        here = self._here_of({names.get(key, key): column for key, column in self._here.batch.items()})
-        away = {
+        names = {name: _with_number(name, first + _number(name)) for name in self._local.batch if name.startswith(INTERNAL)}
+        here = self._local_of({names.get(key, key): column for key, column in self._local.batch.items()})
+        remote = {
             key: replace(one, numbers=names[one.numbers], lengths=None if one.lengths is None else names[one.lengths])
-            for key, one in self._away.items()
+            for key, one in self._remote.items()
         }
-        return self._with(here, away=away, sources={names[name]: source for name, source in self._sources.items()})
+        return self._with(here, remote=remote, sources={names[name]: source for name, source in self._sources.items()})
 
-    def _sent_away(self, names: Mapping[str, str]) -> Self:
+    def _as_remote(self, names: Mapping[str, str]) -> Self:
         """The same rows, with those columns as if they lay elsewhere, where they have these names."""
-        local: dict[str, str] = {}  # by name: a body has each once
+        local: dict[str, str] = {}  # by name: a block has each once
         for key, name in names.items():
-            if key not in self._away:
+            if key not in self._remote:
                 local.setdefault(name, key)
         if not local:
             return self
-        here = self._here
+        here = self._local
         tensors = {name: here.batch[key] for name, key in local.items() if key in here.batch}
         objects = {name: here.non_tensor_batch[key] for name, key in local.items() if key not in here.batch}
-        kinds = {name: Kind.of(column) for name, column in tensors.items()}
-        kinds |= {name: Kind.of(rows) for name, rows in objects.items()}
+        types = {name: ColumnType.of(column) for name, column in tensors.items()}
+        types |= {name: ColumnType.of(rows) for name, rows in objects.items()}
         lengths = {name: jg.lengths_of(column) for name, column in tensors.items() if jg.is_jagged(column)}
-        moved = RemoteRows.of(Header(DataProto(), len(self), kinds, lengths), HeldBody(DataProto(tensors, objects)))
-        away = {key: moved._away[name] for name, key in local.items()}
-        moved = RemoteRows(moved._here, away, moved._sources, is_tensordict=False)
-        rest = [key for key in here.batch if key not in away], [key for key in here.non_tensor_batch if key not in away]
-        return self._with(here.select(*rest)).union(moved)._sent_away(names)
+        moved = RemoteRows.of(Header(DataProto(), len(self), types, lengths), LocalBlock(DataProto(tensors, objects)))
+        remote = {key: moved._remote[name] for name, key in local.items()}
+        moved = RemoteRows(moved._local, remote, moved._sources, is_tensordict=False)
+        rest = [key for key in here.batch if key not in remote], [key for key in here.non_tensor_batch if key not in remote]
+        return self._with(here.select(*rest)).union(moved)._as_remote(names)
 
     def _read(self, numbers: str, keys: Sequence[str]) -> DataProto:
-        names = {key: self._away[key].name for key in keys}
-        rows = self._here.batch[numbers]
+        names = {key: self._remote[key].name for key in keys}
+        rows = self._local.batch[numbers]
         if not len(rows):
-            empty = {key: self._away[key].kind.empty() for key in keys}
+            empty = {key: self._remote[key].column_type.empty() for key in keys}
             tensors = {key: column for key, column in empty.items() if isinstance(column, Tensor)}
             return DataProto(tensors, {key: column for key, column in empty.items() if isinstance(column, np.ndarray)})
         found = self._sources[numbers].read(list(dict.fromkeys(names.values())), rows)
         tensors = {key: found.batch[name] for key, name in names.items() if name in found.batch}
         objects: dict[str, ObjectColumn] = {  # of some of the rows, a column of several dtypes may have fewer
-            key: col.as_dtype(key, found.non_tensor_batch[name], np.dtype(self._away[key].kind.array_dtype))
+            key: col.as_dtype(key, found.non_tensor_batch[name], np.dtype(self._remote[key].column_type.array_dtype))
             for key, name in names.items()
             if name in found.non_tensor_batch
         }
         return DataProto(tensors, objects)
 
-    def _bytes(self, away: Away) -> int:
-        values = len(self) if away.lengths is None else int(self._here.batch[away.lengths].sum())
-        return values * away.kind.value_bytes
+    def _bytes(self, remote: RemoteColumn) -> int:
+        values = len(self) if remote.lengths is None else int(self._local.batch[remote.lengths].sum())
+        return values * remote.column_type.value_bytes
 
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -444,13 +446,13 @@ def _with_number(name: str, number: int) -> str:
     return f"{name.rpartition(' ')[0]} {number}>"
 
 
-def _of_kind(away: Mapping[str, Away], *, is_object: bool) -> dict[str, Away]:
-    return {key: column for key, column in away.items() if column.kind.is_object == is_object}
+def _remote_where(remote: Mapping[str, RemoteColumn], *, is_object: bool) -> dict[str, RemoteColumn]:
+    return {key: column for key, column in remote.items() if column.column_type.is_object == is_object}
 
 
 def _check_same_columns(parts: Sequence[RemoteRows]) -> None:
-    tensors = [{**part._local_tensors(), **_of_kind(part._away, is_object=False)} for part in parts]
-    objects = [{**part._here.non_tensor_batch, **_of_kind(part._away, is_object=True)} for part in parts]
+    tensors = [{**part._local_tensors(), **_remote_where(part._remote, is_object=False)} for part in parts]
+    objects = [{**part._local.non_tensor_batch, **_remote_where(part._remote, is_object=True)} for part in parts]
     if parts:
         moves.same_keys("tensor column", tensors)
         moves.same_keys("object column", objects)
@@ -460,26 +462,26 @@ def _groups(parts: Sequence[RemoteRows], keys: Iterable[str]) -> dict[tuple[str,
     """The columns that have the same places in every part, by the names of their numbers in each."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for key in keys:
-        groups.setdefault(tuple(part._away[key].numbers for part in parts), []).append(key)
+        groups.setdefault(tuple(part._remote[key].numbers for part in parts), []).append(key)
     return groups
 
 
 def _lengths_of(parts: Sequence[RemoteRows], key: str) -> tuple[str, ...] | None:
-    names = [part._away[key].lengths for part in parts]
+    names = [part._remote[key].lengths for part in parts]
     return tuple(name for name in names if name is not None) if names[0] is not None else None
 
 
-def _joined_column(key: str, numbers: str, lengths: str | None, parts: Sequence[RemoteRows]) -> Away:
-    columns = [part._away[key] for part in parts]
-    deciding = [part._away[key].kind for part in parts if len(part)]  # as in `joined_arrays`
-    kind = joined_kind(key, deciding if deciding and deciding[0].is_object else [column.kind for column in columns])
+def _joined_column(key: str, numbers: str, lengths: str | None, parts: Sequence[RemoteRows]) -> RemoteColumn:
+    columns = [part._remote[key] for part in parts]
+    deciding = [part._remote[key].column_type for part in parts if len(part)]  # as in `joined_arrays`
+    kind = joined_type(key, deciding if deciding and deciding[0].is_object else [column.column_type for column in columns])
     if len({column.name for column in columns}) > 1:
         names = ", ".join(repr(column.name) for column in columns)
         raise DataError(
             f"concat: column {key!r} is called {names} where the parts lie, and must be called the same there: rename after the "
             "concat, let the methods that make it agree on a name, or read the rows first by get()"
         )
-    return Away(numbers, lengths, columns[0].name, kind)
+    return RemoteColumn(numbers, lengths, columns[0].name, kind)
 
 
 def _end_to_end(sources: Sequence[Source]) -> tuple[Source, list[int]]:
@@ -490,9 +492,9 @@ def _end_to_end(sources: Sequence[Source]) -> tuple[Source, list[int]]:
         if source not in firsts:
             firsts[source] = size
             size += source.num_rows
-    bodies = tuple(body for source in firsts for body in source.bodies)
+    blocks = tuple(block for source in firsts for block in source.blocks)
     sizes = tuple(rows for source in firsts for rows in source.sizes)
-    return Source(bodies, sizes), [firsts[source] for source in sources]
+    return Source(blocks, sizes), [firsts[source] for source in sources]
 
 
 def _rows_by(on: str, mine: RemoteRows, theirs: RemoteRows) -> Tensor:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar, cast
 import torch
 
 from podium.errors import DataError
-from podium.protocol.bodies import Header, parted
+from podium.protocol.blocks import Header, to_header_and_block
 from podium.protocol.columns import whole_number
 from podium.protocol.data_proto import DataProto
 from podium.protocol.meta import is_marked
@@ -152,17 +152,17 @@ def concat_rows(parts: Sequence[RowsT]) -> RowsT:
     return _like(parts[0], joined)
 
 
-def parted_result(result: object) -> tuple[Header, DataProto] | None:
-    """What a worker returned as a header and the body that stays; None for what is no rows, which travels as it is."""
+def split_result(result: object) -> tuple[Header, DataProto] | None:
+    """What a worker returned as a header and the block that stays; None for what is no rows, which travels as it is."""
     if isinstance(result, DataProto):
-        return parted(result)
+        return to_header_and_block(result)
     if not _is_tensordict(result):
         return None
     try:
         rows = DataProto.from_tensordict(cast("TensorDict", result))
     except DataError:  # nested ones, and other than one batch dimension
         return None
-    return parted(rows, is_tensordict=True)
+    return to_header_and_block(rows, is_tensordict=True)
 
 
 def as_proto(rows: DataProto | TensorDict) -> DataProto:

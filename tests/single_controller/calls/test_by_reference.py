@@ -187,7 +187,7 @@ def test_a_future_of_the_drivers_rows_never_changes() -> None:
 
 def test_rows_that_nobody_else_has_are_not_copied() -> None:
     returned = DataProto({"x": torch.tensor([1, 2])})
-    assert DataProtoFuture.owning(returned).value().landed().batch["x"].data_ptr() == returned.batch["x"].data_ptr()
+    assert DataProtoFuture.owning(returned).value().fetched().batch["x"].data_ptr() == returned.batch["x"].data_ptr()
 
 
 def test_a_future_of_rows_copies_to_itself_but_not_into_a_call(group: WorkerGroup[Any]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from podium.protocol import DataProto, jagged_from_rows
-from podium.protocol.bodies import HeldBody, parted
+from podium.protocol.blocks import LocalBlock, to_header_and_block
 from podium.protocol.jagged import parts
 from podium.protocol.remote_rows import RemoteRows
 from podium.single_controller import (
@@ -295,8 +295,8 @@ def test_counts_of_one_column_add_up() -> None:
     assert traffic.through_driver() == 6 + 7
 
 
-class Watched(HeldBody):
-    """A body that counts how often something asks whose it is."""
+class Watched(LocalBlock):
+    """A block that counts how often something asks whose it is."""
 
     looks = 0
 
@@ -311,9 +311,9 @@ def test_counting_the_shards_of_a_call_looks_at_each_body_once(ranks: int, monke
     monkeypatch.setattr(Watched, "looks", 0)
     made = []
     for _ in range(ranks):
-        header, body = parted(made_of(rows(2)))
+        header, block = to_header_and_block(made_of(rows(2)))
         made.append(RemoteRows.of(header, Watched.__new__(Watched)))
-        object.__setattr__(made[-1].bodies[0], "rows", body)
+        object.__setattr__(made[-1].blocks[0], "rows", block)
     shards = RemoteRows.concat(made).partition(ranks)
     Watched.looks = 0
     traffic = Traffic()

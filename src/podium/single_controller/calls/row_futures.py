@@ -37,7 +37,7 @@ class DataProtoFuture(GroupFuture[Any]):
     @classmethod
     def owning(cls, result: Any) -> Self:
         """`of` without the copy, for rows of this process that the caller gives away."""
-        return cls.settled(RemoteRows.held(result) if isinstance(result, DataProto) else result)
+        return cls.settled(RemoteRows.of_local(result) if isinstance(result, DataProto) else result)
 
     def get(self, timeout: float | None = None, *, keys: Iterable[str] | None = None) -> Any:
         """The rows as a DataProto or TensorDict, whichever the workers returned. Every call reads a new private copy.
@@ -174,4 +174,4 @@ def _rows_of(value: object) -> RemoteRows:
         return value._rows()
     if not is_rows(value):
         raise DataError(f"the rows to join must be a DataProtoFuture, a DataProto or a TensorDict, got {type(value).__name__}")
-    return value if isinstance(value, RemoteRows) else RemoteRows.held(as_proto(value).clone())
+    return value if isinstance(value, RemoteRows) else RemoteRows.of_local(as_proto(value).clone())

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-from podium.protocol.kinds import bytes_of_columns
+from podium.protocol.column_types import bytes_of_columns
 from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import as_proto, is_rows
 

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 from podium.errors import DispatchError, GroupClosedError, UnsupportedByRuntime, WorkerError
-from podium.protocol.bodies import HeldBody
+from podium.protocol.blocks import LocalBlock
 from podium.protocol.remote_rows import RemoteRows
-from podium.protocol.rows import parted_result
+from podium.protocol.rows import split_result
 from podium.runtimes import require
 from podium.single_controller.rank.context import RankContext
 from podium.single_controller.rank.failures import setup_failure, worker_error
@@ -108,11 +108,11 @@ class InlineRuntime(Runtime):
 def _answer(result: Any, reply: Reply) -> Any:
     if reply is Reply.NOTHING:
         return None
-    found = parted_result(detached_copy(result)) if reply is Reply.REFERENCE else None
+    found = split_result(detached_copy(result)) if reply is Reply.REFERENCE else None
     if found is None:
         return detached_copy(result)
-    header, body = found
-    return RemoteRows.of(header, HeldBody(body, is_of_rank=True))
+    header, block = found
+    return RemoteRows.of(header, LocalBlock(block, is_of_rank=True))
 
 
 class InlineReference:

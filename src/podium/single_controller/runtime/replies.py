@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 
 from podium.protocol import DataProto
-from podium.protocol.rows import parted_result
+from podium.protocol.rows import split_result
 from podium.single_controller.runtime.base import Reply
 from podium.single_controller.runtime.payload import (
     NOTHING,
@@ -33,7 +33,7 @@ def encode_reply(result: Any, reply: Reply, is_reference: Callable[[object], boo
         return NOTHING
     if reply is Reply.PLAIN:
         return plain(result)
-    parts = parted_result(result) if reply is Reply.REFERENCE else None
+    parts = split_result(result) if reply is Reply.REFERENCE else None
     header, columns = (result, None) if parts is None else (parts[0], encode_columns(parts[1]))
     try:
         packed: Any = pack(header, is_reference)

@@ -86,7 +86,7 @@ def stored_bytes(address: str) -> int:
 
 
 def check_rows(made: DataProtoFuture) -> None:
-    """Rows 0, 1 and 2 are one body on the other node: the driver, at 127.0.0.10, reads parts of it, and then the whole."""
+    """Rows 0, 1 and 2 are one block on the other node: the driver, at 127.0.0.10, reads parts of it, and then the whole."""
     before = stored_bytes("127.0.0.10")
     for part in (made[1:2], made[[2, 0]], made[[2, 1, 0]].select(None, [])):
         found = part.get(keys=["wide"]).batch["wide"]

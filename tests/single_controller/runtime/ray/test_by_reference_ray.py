@@ -16,8 +16,8 @@ import torch
 
 from podium.errors import DataError, GroupClosedError, WorkerError, WorkerLostError
 from podium.protocol import DataProto, jagged_from_rows
-from podium.protocol.bodies import chosen
-from podium.protocol.kinds import bytes_of_columns
+from podium.protocol.blocks import selected
+from podium.protocol.column_types import bytes_of_columns
 from podium.single_controller import (
     DataProtoFuture,
     Dispatch,
@@ -84,11 +84,11 @@ class Stage(Worker):
         self.read = []
 
         def counted(*args: Any, **kwargs: Any) -> DataProto:
-            found = chosen(*args, **kwargs)
+            found = selected(*args, **kwargs)
             self.read.append(bytes_of_columns(found))
             return found
 
-        store.chosen = counted
+        store.selected = counted
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def what_was_read(self) -> list[dict[str, int]]:
@@ -227,7 +227,7 @@ def test_rows_live_as_long_as_anything_names_them(two: WorkerGroup[Any]) -> None
     part = made[:1].select(["wide"], [])
     del made
     gc.collect()
-    assert store_bytes() - before >= 2 * MIB  # of the body that has the row
+    assert store_bytes() - before >= 2 * MIB  # of the block that has the row
     assert part.get().batch["wide"][0, 0] == 0
     del part
     assert store_falls_to(before)
@@ -260,7 +260,7 @@ def read_by_others(group: WorkerGroup[Any], made: DataProtoFuture, later: DataPr
 def test_rows_of_another_session_are_not_asked_for(two: WorkerGroup[Any]) -> None:
     """Ray's own error for such a reference arrives late, or never: see the script below."""
     made = two.produce(rows(4), MIB)
-    gone = DataProtoFuture.of(made.value().with_bodies(lambda body: replace(body, session="another")))
+    gone = DataProtoFuture.of(made.value().with_blocks(lambda block: replace(block, session="another")))
     for use in (gone.get, lambda: two.consume(gone)):
         with pytest.raises(GroupClosedError, match="session that was shut down: read them before, or make them anew"):
             use()
@@ -361,7 +361,7 @@ class Noting(Stage):
 def test_coroutines_start_in_the_order_of_their_calls_also_where_they_read_rows() -> None:
     with WorkerGroup(ResourcePool([2]), Noting, runtime="ray", threads_per_rank=1) as group:
         made = group.produce(rows(4), 4 * MIB)
-        gone = made.value().with_bodies(lambda body: replace(body, ref=ray.put("no rows")))
+        gone = made.value().with_blocks(lambda block: replace(block, ref=ray.put("no rows")))
         notes = [group.note([made, rows(4), DataProtoFuture.of(gone)][number % 3], number) for number in range(12)]
         for number, note in enumerate(notes):
             if number % 3 == 2:

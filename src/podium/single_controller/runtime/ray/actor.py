@@ -125,10 +125,10 @@ class RankActor:
         if message is EMPTY:
             return (), {}
         args, kwargs = message.arguments()
-        if not message.bodies:
+        if not message.blocks:
             return args, kwargs
         try:
-            rows = partial(fetch_argument, refs=message.bodies)
+            rows = partial(fetch_argument, refs=message.blocks)
             return tuple(map(rows, args)), {key: rows(value) for key, value in kwargs.items()}
         except Exception as error:  # the call's failure
             raise with_report(self._rank_context, called_as(role, name), error) from None
@@ -197,11 +197,11 @@ class AsyncRankActor(RankActor):
 
     async def _podium_await(self, role: str | None, name: str, reply: Reply, message: CallMessage) -> Any:
         try:
-            if message.bodies:  # to read them waits, and the loop shall not
+            if message.blocks:  # to read them waits, and the loop shall not
                 args, kwargs = await asyncio.to_thread(self._podium_arguments, role, name, message)
         finally:
             await self._podium_gate.wait_turn(message.number)  # also where nothing could be read: those behind wait for this one
-        if not message.bodies:
+        if not message.blocks:
             args, kwargs = self._podium_arguments(role, name, message)
         try:
             return self._podium_reply(await method_of(self, role, name)(*args, **kwargs), reply)

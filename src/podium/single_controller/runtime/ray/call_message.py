@@ -27,7 +27,7 @@ class CallMessage(NamedTuple):
     packed: Packed | None = None
     """All of them as one piece; None where there are none, or where only Ray may carry them."""
     number: SequenceNumber | None = None
-    bodies: tuple[Any, ...] = ()
+    blocks: tuple[Any, ...] = ()
     """References of rows that the rank reads from where they lie."""
     names: tuple[str, ...] = ()
     """The keyword arguments among the values, which come last."""
@@ -46,7 +46,7 @@ class CallMessage(NamedTuple):
         args = tuple([encode_argument(value, refs) for value in call.args])
         kwargs = {name: encode_argument(value, refs) for name, value in call.kwargs.items()}
         try:
-            return cls.packing(args, kwargs, bodies=tuple(refs), is_shared=len(call.ranks) > 1)
+            return cls.packing(args, kwargs, blocks=tuple(refs), is_shared=len(call.ranks) > 1)
         except Exception as error:  # a foreign class may raise anything when it is pickled
             what = f"{_what_cannot_be_sent(call)} of {called_as(call.role, call.method)!r}"
             raise DispatchError(f"{what} cannot be sent to {ranks_named(call.ranks)}: {error}") from error
@@ -57,17 +57,17 @@ class CallMessage(NamedTuple):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         *,
-        bodies: tuple[Any, ...] = (),
+        blocks: tuple[Any, ...] = (),
         is_shared: bool = True,
     ) -> CallMessage:
         """These arguments as one piece if that can be, stored once where several ranks share it."""
         try:
             packed: Any = pack((args, kwargs), is_reference)
         except HoldsReference:
-            return cls(None, None, bodies, tuple(kwargs), (*args, *kwargs.values()))
+            return cls(None, None, blocks, tuple(kwargs), (*args, *kwargs.values()))
         is_small = isinstance(packed, bytes) and len(packed) <= IN_MESSAGE_BYTES
         once: Any = ray.put(packed) if is_shared and not is_small else packed
-        return cls(once, None, bodies)
+        return cls(once, None, blocks)
 
     @classmethod
     def from_positional(cls, sent: tuple[Any, ...]) -> CallMessage:
@@ -77,9 +77,9 @@ class CallMessage(NamedTuple):
     def to_positional(self, number: SequenceNumber | None = None) -> tuple[Any, ...]:
         """The message as the positional arguments of an entry, with its number on this rank."""
         if self.values:
-            return (None, number, self.bodies, self.names, *self.values)
-        if self.bodies:
-            return self.packed, number, self.bodies
+            return (None, number, self.blocks, self.names, *self.values)
+        if self.blocks:
+            return self.packed, number, self.blocks
         if number is not None:
             return self.packed, number
         return () if self.packed is None else (self.packed,)

@@ -26,7 +26,7 @@ from podium.errors import (
     WorkerError,
     WorkerLostError,
 )
-from podium.protocol.bodies import Header
+from podium.protocol.blocks import Header
 from podium.protocol.remote_rows import RemoteRows
 from podium.single_controller.placement.rank_order import RankOrder
 from podium.single_controller.placement.resource_pool import ResourcePool
@@ -76,7 +76,7 @@ from podium.single_controller.runtime.ray.actor_class import (
 from podium.single_controller.runtime.ray.attach import check_all_found, in_rank_order, named_actor, names_with, rank_addresses
 from podium.single_controller.runtime.ray.call_message import CallMessage
 from podium.single_controller.runtime.ray.diagnostics import diagnostics_by_node
-from podium.single_controller.runtime.ray.store import body_of
+from podium.single_controller.runtime.ray.store import block_of
 from podium.single_controller.runtime.sequencing import OWNER, CallSequencer
 
 SHUT_DOWN = "the Ray session that the ranks were started in was shut down: make the group anew"
@@ -95,7 +95,7 @@ class RayTicket(NamedTuple):
     ref: Any
     reply: Reply = Reply.VALUE
     is_joined: bool = False
-    body: Any = None
+    block: Any = None
     """Of a reply by reference, the rows that stay."""
 
 
@@ -225,8 +225,8 @@ class RayRuntime(Runtime):
         entry = self._entries.get(rank, {}).get((call.role, call.method, reply)) or self._new_entry(rank, call, reply)
         number = self._sequencer.number(rank, counts=not message.values) if self._sequencer else None
         found = entry(*message.to_positional(number))
-        ref, body = found if reply is Reply.REFERENCE else (found, None)
-        return RayTicket(called_as(call.role, call.method), ref, reply, call.is_joined, body)
+        ref, block = found if reply is Reply.REFERENCE else (found, None)
+        return RayTicket(called_as(call.role, call.method), ref, reply, call.is_joined, block)
 
     def _new_entry(self, rank: int, call: RankCall, reply: Reply) -> Entry:
         actor = self._actors.get(rank)
@@ -343,7 +343,7 @@ class RayRuntime(Runtime):
             found = decode_reply(value, ticket.reply, is_joined=ticket.is_joined)
             if not isinstance(found, Header):
                 return Answer(found)
-            return Answer(RemoteRows.of(found, body_of(found, ticket.body, self._places[rank].node_id, self._session)))
+            return Answer(RemoteRows.of(found, block_of(found, ticket.block, self._places[rank].node_id, self._session)))
         except Exception as error:  # whatever a foreign class does when it is unpickled
             message = f"the rank's result could not be read here: {type(error).__name__}: {error}"
             return WorkerError(self._origin(rank, ticket), cause_type="DataError", cause_message=message, remote_traceback="")
@@ -355,9 +355,9 @@ class RayRuntime(Runtime):
         try:
             return self._answer(rank, ticket, ray.get(ticket.ref))
         except RayError as error:
-            if ticket.body is not None:  # it holds the same failure, which Ray prints unless it was fetched
+            if ticket.block is not None:  # it holds the same failure, which Ray prints unless it was fetched
                 with suppress(RayError):
-                    ray.get(ticket.body, timeout=0)
+                    ray.get(ticket.block, timeout=0)
             return self._failure(rank, ticket, error)
 
     def _failure(self, rank: int, ticket: RayTicket, error: RayError) -> WorkerError:

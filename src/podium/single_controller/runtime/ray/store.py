@@ -1,6 +1,6 @@
 """Rows that lie in Ray's object store: how a rank leaves them there, how they are named in a message, how they are read.
 
-A rank returns two objects, a header and a body, which belong to the driver and so outlive the rank. A reader on the body's node
+A rank returns two objects, a header and a block, which belong to the driver and so outlive the rank. A reader on the block's node
 maps it and copies the rows that it needs; one on another node has them cut out there first, unless it needs all.
 """
 
@@ -17,14 +17,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
 from podium.errors import DataError, GroupClosedError
-from podium.protocol.bodies import Body, Header, Read, chosen, is_run, private
+from podium.protocol.blocks import Block, Header, Read, is_run, private_copy, selected
 from podium.protocol.remote_rows import RemoteRows
 from podium.single_controller.runtime.payload import Envelope
 from podium.single_controller.runtime.ray.cluster import here, session
 from podium.single_controller.runtime.replies import decode_columns, encode_columns
 
 SMALL_BYTES = 64 * 1024
-"""To start a task on another node, which cuts rows out, costs more than to fetch a body of this size; and below 100 KiB Ray
+"""To start a task on another node, which cuts rows out, costs more than to fetch a block of this size; and below 100 KiB Ray
 keeps a call's result in the process of its caller."""
 READ_TIMEOUT_S = 600.0
 """How long rows may take to arrive: no network of a cluster needs so long for what fits into a node's store."""
@@ -40,7 +40,7 @@ def read_beside_loop() -> None:
 
 
 @dataclass(frozen=True)
-class RayBody:
+class RayBlock:
     """Columns that a rank returned."""
 
     ref: Any
@@ -60,12 +60,12 @@ class RayBody:
     def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
         self.check_session()
         if self.is_small or self.node_id == here() or (len(rows) == self.num_rows and len(keys) == self.num_columns):
-            return lambda: chosen(decode_columns(self._await(self.ref), keys), keys, rows)
+            return lambda: selected(decode_columns(self._await(self.ref), keys), keys, rows)
         there = NodeAffinitySchedulingStrategy(self.node_id, soft=True)
         part = _select_on_its_node.options(scheduling_strategy=there).remote(self.ref, list(keys), rows)
         if is_run(rows):
             return lambda: decode_columns(self._await(part), keys)
-        return lambda: private(decode_columns(self._await(part), keys))
+        return lambda: private_copy(decode_columns(self._await(part), keys))
 
     def _await(self, ref: Any) -> Any:
         try:
@@ -76,14 +76,14 @@ class RayBody:
             raise DataError(f"rows that lay on node {self.node_id} are lost, make them anew: {error}") from error
 
 
-def body_of(header: Header, ref: Any, node_id: str, session: str) -> RayBody:
-    """The body that belongs to a header, on the node of the rank that sent it."""
-    return RayBody(ref, node_id, header.num_rows, len(header.kinds), header.body_bytes <= SMALL_BYTES, session)
+def block_of(header: Header, ref: Any, node_id: str, session: str) -> RayBlock:
+    """The block that belongs to a header, on the node of the rank that sent it."""
+    return RayBlock(ref, node_id, header.num_rows, len(header.column_types), header.block_bytes <= SMALL_BYTES, session)
 
 
 @dataclass(frozen=True)
 class RemoteArgument:
-    """Rows on their way. Their bodies have numbers for references, which travel beside the message, where Ray sees them."""
+    """Rows on their way. Their blocks have numbers for references, which travel beside the message, where Ray sees them."""
 
     rows: RemoteRows
 
@@ -93,18 +93,18 @@ def encode_argument(argument: Any, refs: list[Any]) -> Any:
     if not isinstance(argument, RemoteRows):
         return argument
     rows = argument.narrowed()
-    if not any(isinstance(body, RayBody) for body in rows.bodies):
-        return rows.landed()
+    if not any(isinstance(block, RayBlock) for block in rows.blocks):
+        return rows.fetched()
 
-    def named(body: Body) -> Body:
-        if not isinstance(body, RayBody):
-            return body
-        body.check_session()
-        if body.ref not in refs:
-            refs.append(body.ref)
-        return replace(body, ref=refs.index(body.ref), session="")
+    def named(block: Block) -> Block:
+        if not isinstance(block, RayBlock):
+            return block
+        block.check_session()
+        if block.ref not in refs:
+            refs.append(block.ref)
+        return replace(block, ref=refs.index(block.ref), session="")
 
-    return RemoteArgument(rows.with_bodies(named))
+    return RemoteArgument(rows.with_blocks(named))
 
 
 def fetch_argument(argument: Any, refs: Sequence[Any]) -> Any:
@@ -113,12 +113,12 @@ def fetch_argument(argument: Any, refs: Sequence[Any]) -> Any:
         return argument
     mine = session()
 
-    def found(body: Body) -> Body:
-        return replace(body, ref=refs[body.ref], session=mine) if isinstance(body, RayBody) else body
+    def found(block: Block) -> Block:
+        return replace(block, ref=refs[block.ref], session=mine) if isinstance(block, RayBlock) else block
 
-    return argument.rows.with_bodies(found).landed()
+    return argument.rows.with_blocks(found).fetched()
 
 
 @ray.remote(num_cpus=0)
-def _select_on_its_node(body: Envelope, keys: list[str], rows: Tensor) -> Envelope | None:
-    return encode_columns(chosen(decode_columns(body, keys), keys, rows))
+def _select_on_its_node(block: Envelope, keys: list[str], rows: Tensor) -> Envelope | None:
+    return encode_columns(selected(decode_columns(block, keys), keys, rows))

@@ -21,7 +21,7 @@ SAMPLED_ROWS = 64
 
 
 @dataclass(frozen=True)
-class Kind:
+class ColumnType:
     """What is known of a column that lies elsewhere."""
 
     dtype: str
@@ -36,7 +36,7 @@ class Kind:
     """About how many bytes a row of a numpy array has."""
 
     @classmethod
-    def of(cls, column: Tensor | ObjectColumn) -> Kind:
+    def of(cls, column: Tensor | ObjectColumn) -> ColumnType:
         if isinstance(column, np.ndarray):
             size = -(-about_bytes(column) // max(1, len(column)))
             return cls("", column.shape[1:], array_dtype=column.dtype.str, object_bytes=size)
@@ -72,24 +72,24 @@ class Kind:
         return f"{self.dtype}[{', '.join(['B', *map(str, shape)])}]"
 
 
-def joined_kind(key: str, kinds: Sequence[Kind]) -> Kind:
+def joined_type(key: str, types: Sequence[ColumnType]) -> ColumnType:
     """The kind of a column of which these are parts. DataError where they cannot be joined.
 
     Arrays have the dtype of `joined_dtype` and are as large as the largest part's.
     """
-    if all(kind.is_object for kind in kinds):
-        dtype = joined_dtype(np.dtype(kind.array_dtype) for kind in kinds)
-        shapes = {kind.row_shape for kind in kinds}
+    if all(one.is_object for one in types):
+        dtype = joined_dtype(np.dtype(one.array_dtype) for one in types)
+        shapes = {one.row_shape for one in types}
         if len(shapes) > 1 and dtype.kind != "O":
             refuse_shapes(key, shapes)
-        size = max(kind.object_bytes for kind in kinds)
-        return Kind("", shapes.pop() if len(shapes) == 1 else (), array_dtype=dtype.str, object_bytes=size)
-    if len(set(kinds)) > 1:
-        if len({(kind.dtype, kind.ragged_dim) for kind in kinds}) == 1 and not kinds[0].ragged_dim:
-            shapes = {kind.row_shape for kind in kinds}
+        size = max(one.object_bytes for one in types)
+        return ColumnType("", shapes.pop() if len(shapes) == 1 else (), array_dtype=dtype.str, object_bytes=size)
+    if len(set(types)) > 1:
+        if len({(one.dtype, one.ragged_dim) for one in types}) == 1 and not types[0].ragged_dim:
+            shapes = {one.row_shape for one in types}
             raise DataError(f"concat: rows of column {key!r} have different shapes: {sorted(shapes)}; make it jagged")
-        raise DataError(f"concat: column {key!r} differs between parts: {', '.join(map(str, kinds))}")
-    return kinds[0]
+        raise DataError(f"concat: column {key!r} differs between parts: {', '.join(map(str, types))}")
+    return types[0]
 
 
 def bytes_of_columns(rows: DataProto) -> dict[str, int]:

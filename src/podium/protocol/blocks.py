@@ -1,8 +1,8 @@
-"""Where rows lie that stay where they were made: bodies of columns, and what is known of them without reading any.
+"""Where rows lie that stay where they were made: blocks of columns, and what is known of them without reading any.
 
-A worker's result is parted into a header, which travels to whoever asked, and a body, which stays. The header holds what is
-small (the meta, row counts, the lengths of jagged rows, columns of little bytes), the body the rest. `Body` is what a runtime
-implements; `RemoteRows` are rows of bodies.
+A worker's result is split into a header, which travels to whoever asked, and a block, which stays. The header holds what is
+small (the meta, row counts, the lengths of jagged rows, columns of little bytes), the block the rest. `Block` is what a runtime
+implements; `RemoteRows` are rows of blocks.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from podium.errors import DataError
 from podium.protocol import jagged as jg
 from podium.protocol import memory
 from podium.protocol.arrays import tensor_bytes
+from podium.protocol.column_types import ColumnType, about_bytes
 from podium.protocol.data_proto import DataProto
-from podium.protocol.kinds import Kind, about_bytes
 from podium.protocol.row_moves import map_values
 
 IN_HEADER_BYTES = 32 * 1024
 """A dense column, or one of objects, of a rank's result up to this size comes with the header: numbers and ids of a few thousand
 rows do, texts of as many do not."""
-OURS = ("<numbers ", "<lengths ")
+INTERNAL = ("<numbers ", "<lengths ")
 """What the names begin with of columns that `RemoteRows` adds to a user's."""
 
 
 Read: TypeAlias = Callable[[], DataProto]
 
 
-class Body(Protocol):
+class Block(Protocol):
     """Columns of rows that lie somewhere."""
 
     def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
@@ -47,18 +47,18 @@ class Body(Protocol):
 
 
 @dataclass(frozen=True)
-class HeldBody:
-    """A body in this process."""
+class LocalBlock:
+    """A block in this process."""
 
     rows: DataProto
     is_of_rank: bool = False
     """Whether a rank has made it, so that it counts as lying elsewhere, as on any other runtime; else it is the driver's own."""
 
     def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
-        return lambda: chosen(self.rows, keys, rows, deepcopy=True)
+        return lambda: selected(self.rows, keys, rows, deepcopy=True)
 
 
-def chosen(data: DataProto, keys: Sequence[str], rows: Tensor, *, deepcopy: bool = False) -> DataProto:
+def selected(data: DataProto, keys: Sequence[str], rows: Tensor, *, deepcopy: bool = False) -> DataProto:
     """Those rows of those columns: views where the rows follow one another, copies elsewhere."""
     tensors, objects = [key for key in keys if key in data.batch], [key for key in keys if key in data.non_tensor_batch]
     picked = data.select(tensors, objects, [], deepcopy=deepcopy)
@@ -72,15 +72,15 @@ def is_run(rows: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """The rows of several bodies, end to end."""
+    """The rows of several blocks, end to end."""
 
-    bodies: tuple[Body, ...]
+    blocks: tuple[Block, ...]
     sizes: tuple[int, ...]
-    """Rows of each body."""
+    """Rows of each block."""
 
     @cached_property
     def starts(self) -> Tensor:
-        """[bodies + 1] int64: the number of each body's first row, and of the row after the last."""
+        """[blocks + 1] int64: the number of each block's first row, and of the row after the last."""
         return torch.tensor([0, *accumulate(self.sizes)])
 
     @property
@@ -88,95 +88,95 @@ class Source:
         return sum(self.sizes)
 
     def read(self, keys: Sequence[str], numbers: Tensor) -> DataProto:
-        """Private copies of those rows, in that order; at least one. Only bodies that have some of them are asked."""
+        """Private copies of those rows, in that order; at least one. Only blocks that have some of them are asked."""
         owners = self.owners(numbers)
         order = None if bool((owners.diff() >= 0).all()) else owners.argsort(stable=True)
         if order is not None:
             numbers, owners = numbers[order], owners[order]
         within = numbers - self.starts[owners]
-        bodies, counts = owners.unique_consecutive(return_counts=True)
+        blocks, counts = owners.unique_consecutive(return_counts=True)
         runs = within.split(counts.tolist())
-        reads = [self.bodies[body].begin(keys, run) for body, run in zip(bodies.tolist(), runs, strict=True)]
+        reads = [self.blocks[block].begin(keys, run) for block, run in zip(blocks.tolist(), runs, strict=True)]
         found = [read() for read in reads]
         if len(found) > 1:
             joined = DataProto.concat(found)
             return joined if order is None else joined.select_idxs(order.argsort())
-        return private(found[0]) if is_run(within) else found[0]
+        return private_copy(found[0]) if is_run(within) else found[0]
 
     def owners(self, numbers: Tensor) -> Tensor:
-        """[B] which body each row is of."""
+        """[B] which block each row is of."""
         return torch.bucketize(numbers, self.starts[1:], right=True)
 
     @cached_property
     def of_driver(self) -> Tensor:
-        """[n] int64: which of the bodies are the driver's own. All shards of a call share it, so it is found once."""
-        own = [n for n, body in enumerate(self.bodies) if isinstance(body, HeldBody) and not body.is_of_rank]
+        """[n] int64: which of the blocks are the driver's own. All shards of a call share it, so it is found once."""
+        own = [n for n, block in enumerate(self.blocks) if isinstance(block, LocalBlock) and not block.is_of_rank]
         return torch.tensor(own, dtype=torch.int64)
 
     def narrowed(self, numbers: Tensor, keys: Sequence[str]) -> tuple[Source, Tensor]:
-        """The source with those bodies alone that have some of these rows, of a `HeldBody` those rows and columns alone.
+        """The source with those blocks alone that have some of these rows, of a `LocalBlock` those rows and columns alone.
 
         And the numbers that the rows have in it.
         """
         if is_run(numbers):
             first, last = self.owners(numbers[[0, -1]]).tolist()
-            run = Source(self.bodies[first : last + 1], self.sizes[first : last + 1])
-            if not any(isinstance(body, HeldBody) for body in run.bodies):
+            run = Source(self.blocks[first : last + 1], self.sizes[first : last + 1])
+            if not any(isinstance(block, LocalBlock) for block in run.blocks):
                 return run, numbers - self.starts[first]
-        bodies, owners = self.owners(numbers).unique(return_inverse=True)
-        within = numbers - self.starts[bodies[owners]]
-        kept, sizes = [self.bodies[body] for body in bodies.tolist()], [self.sizes[body] for body in bodies.tolist()]
-        for place, body in enumerate(kept):
-            if isinstance(body, HeldBody):
+        blocks, owners = self.owners(numbers).unique(return_inverse=True)
+        within = numbers - self.starts[blocks[owners]]
+        kept, sizes = [self.blocks[block] for block in blocks.tolist()], [self.sizes[block] for block in blocks.tolist()]
+        for place, block in enumerate(kept):
+            if isinstance(block, LocalBlock):
                 mine = owners == place
                 rows, within[mine] = within[mine].unique(return_inverse=True)
-                kept[place], sizes[place] = replace(body, rows=chosen(body.rows, keys, rows)), len(rows)
+                kept[place], sizes[place] = replace(block, rows=selected(block.rows, keys, rows)), len(rows)
         source = Source(tuple(kept), tuple(sizes))
         return source, within + source.starts[owners]
 
 
-def private(rows: DataProto) -> DataProto:
+def private_copy(rows: DataProto) -> DataProto:
     """The same columns, tensors copied."""
     return DataProto(map_values(rows.batch, lambda values: memory.cat([values])), rows.non_tensor_batch)
 
 
 @dataclass(frozen=True)
 class Header:
-    """What travels of a result whose body stays."""
+    """What travels of a result whose block stays."""
 
-    here: DataProto
+    local: DataProto
     """The columns that came with the header, and the meta."""
     num_rows: int
-    kinds: dict[str, Kind] = field(default_factory=dict)
-    """Of the columns in the body."""
+    column_types: dict[str, ColumnType] = field(default_factory=dict)
+    """Of the columns in the block."""
     lengths: dict[str, Tensor] = field(default_factory=dict)
-    """[B] int64: of the rows of jagged columns in the body; columns of equal lengths share the tensor."""
+    """[B] int64: of the rows of jagged columns in the block; columns of equal lengths share the tensor."""
     is_tensordict: bool = False
     """Whether the result was a TensorDict."""
 
     @property
-    def body_bytes(self) -> int:
-        """About how many bytes the body has."""
-        values = {key: int(self.lengths[key].sum()) if key in self.lengths else self.num_rows for key in self.kinds}
-        return sum(values[key] * kind.value_bytes for key, kind in self.kinds.items())
+    def block_bytes(self) -> int:
+        """About how many bytes the block has."""
+        values = {key: int(self.lengths[key].sum()) if key in self.lengths else self.num_rows for key in self.column_types}
+        return sum(values[key] * column_type.value_bytes for key, column_type in self.column_types.items())
 
 
-def parted(rows: DataProto, *, is_tensordict: bool = False) -> tuple[Header, DataProto]:
-    """A result as a header and the columns of its body, which may be none. Jagged columns always stay, whatever their size."""
+def to_header_and_block(rows: DataProto, *, is_tensordict: bool = False) -> tuple[Header, DataProto]:
+    """A result as a header and the columns of its block, which may be none. Jagged columns always stay, whatever their size."""
     rows.check_consistency()
     check_names(rows)
-    rows = rows.select()  # lists that were assigned since are arrays here
+    rows = rows.select()  # lists that were assigned become arrays
     tensors = {key: column for key, column in rows.batch.items() if _stays(column)}
     objects = {key: column for key, column in rows.non_tensor_batch.items() if about_bytes(column) > IN_HEADER_BYTES}
-    here = rows.select(
+    local = rows.select(
         [key for key in rows.batch if key not in tensors], [key for key in rows.non_tensor_batch if key not in objects]
     )
-    kinds = {key: Kind.of(column) for key, column in (tensors | objects).items()}
-    body = DataProto(tensors, objects)  # of columns that were assigned since, offsets become int64 here, and shared
-    offsets = {key: jg.parts(column)[1] for key, column in body.batch.items() if jg.is_jagged(column)}
+    column_types = {key: ColumnType.of(column) for key, column in (tensors | objects).items()}
+    block = DataProto(tensors, objects)  # the constructor makes the offsets of assigned columns int64, and shared
+    offsets = {key: jg.parts(column)[1] for key, column in block.batch.items() if jg.is_jagged(column)}
     distinct = {id(one): one.diff() for one in offsets.values()}
     lengths = {key: distinct[id(one)] for key, one in offsets.items()}
-    return Header(here, len(rows), kinds, lengths, is_tensordict), body
+    return Header(local, len(rows), column_types, lengths, is_tensordict), block
 
 
 def check_names(rows: DataProto) -> None:
@@ -186,10 +186,10 @@ def check_names(rows: DataProto) -> None:
 
 
 def check_name(name: object) -> None:
-    """DataError for what is no text, and for a name of `OURS`."""
+    """DataError for what is no text, and for a name of `INTERNAL`."""
     if not isinstance(name, str):
         raise DataError(f"column {name!r}: of rows that stay, the name of a column is text, got {type(name).__name__}")
-    if name.startswith(OURS):
+    if name.startswith(INTERNAL):
         raise DataError(f"column {name!r}: of rows that stay, names that begin so are Podium's own; give it another name")
 
 
