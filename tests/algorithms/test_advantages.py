@@ -51,13 +51,13 @@ def test_groups_need_not_be_neighbours_and_are_those_of_the_uid() -> None:
 @pytest.mark.parametrize("reward", [0.1, 0.7, 1000.1, -1e30, 1e-30, 0.0])
 @pytest.mark.parametrize("norm_by_std", [True, False])
 def test_equal_rewards_give_exactly_zero(reward: float, norm_by_std: bool) -> None:
-    """H8: seven equal float32 rewards, whose float32 mean is not exactly the reward."""
+    """seven equal float32 rewards, whose float32 mean is not exactly the reward."""
     scores = torch.full((7,), reward)
     assert grpo_advantages(scores, torch.zeros(7, dtype=torch.int64), norm_by_std=norm_by_std).tolist() == [0.0] * 7
 
 
 def test_rewards_that_differ_by_rounding_do_not_spike() -> None:
-    """H8: 0.1 + 0.2 and 0.3 differ in the last bit; that is no success to learn from."""
+    """0.1 + 0.2 and 0.3 differ in the last bit; the better one is not a success to learn from."""
     scores = torch.tensor([0.1 + 0.2, 0.3, 0.3], dtype=torch.float64)
     assert grpo_advantages(scores, torch.zeros(3, dtype=torch.int64)).abs().max() < 1e-9
 
@@ -114,7 +114,7 @@ def test_against_numpy(rows: list[tuple[str, float]]) -> None:
 @pytest.mark.parametrize("norm_by_std", [True, False])
 @pytest.mark.parametrize("score", [0.0, 9.0, math.nan])
 def test_rows_without_a_score_are_in_no_group(norm_by_std: bool, score: float) -> None:
-    """A reward that failed is no 0: the others' baseline is that of the rows which have one."""
+    """A reward that failed does not count as 0: the others' baseline is that of the rows which have one."""
     groups = torch.tensor([0, 1, 0, 1, 0])
     scores, is_scored = torch.tensor([1.0, 2.0, score, score, 3.0]), torch.tensor([True, True, False, False, True])
     found = grpo_advantages(scores, groups, is_scored, norm_by_std=norm_by_std)

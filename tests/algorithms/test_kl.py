@@ -86,7 +86,7 @@ def test_far_off_k3_goes_on_along_its_tangent(dtype: torch.dtype) -> None:
     assert value_and_gradient("k3", -1000.0, 0.0, dtype) == pytest.approx((981 * edge - 1001, 1 - edge), rel=1e-6)
 
 
-def test_where_the_tangent_is_taken_is_told() -> None:
+def test_where_the_tangent_is_taken_is_reported() -> None:
     logprobs, ref = torch.tensor([-20.0, -20.5, 0.0]), torch.tensor([0.0, 0.0, -99.0])
     for kind in ("k3", "low_var_kl", "k3+"):
         assert is_linearised(kind, logprobs, ref).tolist() == [False, True, False]

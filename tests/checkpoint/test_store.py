@@ -154,7 +154,7 @@ CheckpointStore(pathlib.Path({str(store.root)!r}), keep=1).save(2, write)
     assert names(store.root) == ["step-1", "step-2"]
 
 
-def test_a_kill_in_the_very_first_save_is_a_fresh_start_that_is_told(store: CheckpointStore) -> None:
+def test_a_kill_in_the_very_first_save_is_a_fresh_start_that_is_reported(store: CheckpointStore) -> None:
     (store.root / ".tmp-step-1-00").mkdir(parents=True)
     assert store.latest() is None
     assert store.skipped == [".tmp-step-1-00: never finished"]
@@ -210,7 +210,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_the_newest_complete_one_is_chosen_and_the_refusal_told(store: CheckpointStore, how: str) -> None:
+def test_the_newest_complete_one_is_chosen_and_the_refusal_reported(store: CheckpointStore, how: str) -> None:
     """Field report J5."""
     big = CheckpointStore(store.root, keep=3)
     for step in (7, 8, 9):
@@ -225,7 +225,7 @@ def test_the_newest_complete_one_is_chosen_and_the_refusal_told(store: Checkpoin
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_nothing_complete_is_no_fresh_start(store: CheckpointStore, how: str) -> None:
+def test_without_a_complete_checkpoint_nothing_starts_afresh(store: CheckpointStore, how: str) -> None:
     save(store, 9)
     reason = damage(store.root / "step-9", how)
     with pytest.raises(CheckpointError) as caught:
@@ -294,7 +294,7 @@ def test_discard_after_takes_the_abandoned_future(store: CheckpointStore) -> Non
     assert names(store.root) == ["step-1"]
 
 
-def test_wrong_use_is_told(store: CheckpointStore) -> None:
+def test_wrong_use_is_an_error(store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError, match="at least 1"):
         CheckpointStore(store.root, keep=0)
     with pytest.raises(CheckpointError, match="plain JSON"):

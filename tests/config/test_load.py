@@ -81,7 +81,7 @@ def test_bad_overrides_say_what_is_wrong(override, expected):
     assert expected in str(caught.value)
 
 
-def test_all_bad_keys_are_told_at_once():
+def test_all_bad_keys_are_named_at_once():
     with pytest.raises(ConfigError) as caught:
         resolve(SETTINGS, ["sede=1", "trainer.totl_steps=2"])
     assert "'seed'" in str(caught.value)
@@ -89,7 +89,7 @@ def test_all_bad_keys_are_told_at_once():
 
 
 @pytest.mark.parametrize("settings", [{}, {"actor": {}, "trainer": {}}])
-def test_all_that_is_required_is_told_at_once_with_an_example_that_then_works(settings):
+def test_all_that_is_required_is_named_at_once_with_an_example_that_then_works(settings):
     with pytest.raises(ConfigError) as caught:
         resolve(settings)
     lines = str(caught.value).splitlines()
@@ -110,7 +110,7 @@ def test_a_mini_batch_is_a_whole_step_unless_it_is_given():
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "a: [", "\x00"])
-def test_a_file_that_is_no_config_is_named(tmp_path, content):
+def test_a_file_that_is_not_a_config_is_named(tmp_path, content):
     path = tmp_path / "c.yaml"
     path.write_text(content)
     with pytest.raises(ConfigError, match=r"c\.yaml"):
@@ -177,7 +177,7 @@ def test_bfloat16_is_refused_only_where_it_is_trained():
     check_arithmetic(resolve(SETTINGS, ["model.dtype=bfloat16"]), is_trained=False)
 
 
-def test_mixed_precision_is_told_and_off_by_default():
+def test_mixed_precision_is_explained_and_off_by_default():
     assert not any("bfloat16" in line for line in explain(resolve(SETTINGS)))
     config = resolve(SETTINGS, ["actor.engine.compute_dtype=bfloat16"])
     check_arithmetic(config)
@@ -222,7 +222,7 @@ def test_every_setting_is_documented():
     assert list(undocumented(RunConfig)) == []
 
 
-def test_the_terms_of_the_loss_are_told_and_off_by_default():
+def test_the_terms_of_the_loss_are_explained_and_off_by_default():
     plain = resolve(SETTINGS)
     assert not any("KL" in line or "entropy" in line for line in explain(plain))
     full = ["actor.use_kl_loss=true", "actor.entropy_coeff=0.01", "algorithm.use_kl_in_reward=true"]

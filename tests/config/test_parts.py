@@ -125,7 +125,7 @@ def test_settings_of_the_kind_become_those_of_the_part() -> None:
     assert config.rollout == HFRolloutConfig()
 
 
-def test_a_config_with_parts_from_files_reads_back_equal_from_yaml_and_explains_itself(own: Path) -> None:
+def test_a_config_with_parts_from_files_reads_back_equal_and_explains_itself(own: Path) -> None:
     config = resolve(SETTINGS, ["rollout=own.py:Echo", "rollout.times=5"])
     assert yaml.safe_load(to_yaml(config))["rollout"]["times"] == 5
     assert resolve(yaml.safe_load(to_yaml(config))) == config

@@ -26,8 +26,8 @@ def test_what_the_getters_say_on_a_cpu():
 
 def test_what_the_getters_say_with_a_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    told = engines.get_device_name(), engines.get_torch_device(), engines.get_nccl_backend()
-    assert told == ("cuda", torch.cuda, "nccl")
+    reason = engines.get_device_name(), engines.get_torch_device(), engines.get_nccl_backend()
+    assert reason == ("cuda", torch.cuda, "nccl")
 
 
 def machine(root: Path, nodes: dict[int, str], gpu_on: int = 1) -> Path:
@@ -57,7 +57,7 @@ def test_threads_are_bound_to_the_cores_of_the_gpus_node_that_the_process_may_us
 
 
 @pytest.mark.parametrize(
-    ("nodes", "gpu_on", "pci", "told"),
+    ("nodes", "gpu_on", "pci", "reason"),
     [
         ({0: "0-7"}, 0, GPU, "not bound: one NUMA node"),
         ({}, 0, GPU, "not bound: this system does not tell its NUMA nodes"),
@@ -67,19 +67,19 @@ def test_threads_are_bound_to_the_cores_of_the_gpus_node_that_the_process_may_us
         ({0: "0-3", 1: "4-7"}, 1, "0000:99:00.0", "not bound: GPU 0000:99:00.0 is on NUMA node unknown, of which"),
     ],
 )
-def test_nothing_is_bound_and_the_reason_told(
-    nodes: dict[int, str], gpu_on: int, pci: str | None, told: str, tmp_path: Path, bound: list[set[int]]
+def test_nothing_is_bound_and_the_reason_returned(
+    nodes: dict[int, str], gpu_on: int, pci: str | None, reason: str, tmp_path: Path, bound: list[set[int]]
 ):
-    assert numa.bind(pci, sysfs=machine(tmp_path, nodes, gpu_on)).startswith(told)
+    assert numa.bind(pci, sysfs=machine(tmp_path, nodes, gpu_on)).startswith(reason)
     assert bound == []
 
 
 def test_this_machine_is_left_alone_or_bound_to_a_part_of_its_cores():
     before = os.sched_getaffinity(0)
     try:
-        told = engines.set_numa_affinity()
+        reason = engines.set_numa_affinity()
         after = os.sched_getaffinity(0)
     finally:
         os.sched_setaffinity(0, before)
-    assert told.startswith("bound to NUMA node " if after < before else ("bound to NUMA node ", "not bound: "))
+    assert reason.startswith("bound to NUMA node " if after < before else ("bound to NUMA node ", "not bound: "))
     assert after <= before

@@ -111,7 +111,7 @@ def exported(workers, folder: Path) -> dict[str, torch.Tensor]:
     "engine", [pytest.param({}, marks=pytest.mark.slow), {"layout": "packed", "max_tokens_per_micro_batch": 30}]
 )
 def test_losses_gradients_and_weights_equal_one_workers(tmp_path, engine):
-    """Field report D3: ranks with other lengths, and even without rows, make the same number of passes."""
+    """Ranks with other lengths, and even without rows, make the same number of passes."""
     batches = [LONG_AND_SHORT, ONE_ROW, LONG_AND_SHORT]
     with group(1) as alone, group(2, **engine) as pair:
         expected, found = train(alone.call, batches), train(pair.call, batches)
@@ -137,7 +137,7 @@ def policy_batch(num_rows: int) -> DataProto:
 
 
 def test_padding_rows_change_no_number_on_two_ranks():
-    """Losses of every aggregation; five rows padded by the call, or to eight by the driver; one row, so that rank 1 has none."""
+    """Losses of every aggregation; five rows padded by the call, or to eight by the driver; one row, so none on rank 1."""
     losses = [SFTLoss()]
     for aggregation in AGGREGATIONS.values():
         losses += [clipped(0.1, 0.1, aggregation), clipped(0.1, 0.1, aggregation, **TERMS["all"])]

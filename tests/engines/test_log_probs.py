@@ -118,7 +118,7 @@ def test_a_row_without_a_prompt_is_refused_by_number(layout: Layout) -> None:
 
 
 def test_a_row_above_the_budget_is_refused() -> None:
-    """D5: with its number, its length and the cap."""
+    """The message has its number, its length and the cap."""
     with pytest.raises(DataError, match=r"row 5 has 8 tokens, more than a micro-batch holds .max_tokens_per_micro_batch=7"):
         engine_of("llama", budget=7).infer_batch(batch_of(LENGTHS))
 
@@ -142,7 +142,7 @@ def test_a_model_that_mixes_packed_rows_is_refused_or_goes_side_by_side(leak: fl
         torch.testing.assert_close(parts(found)[0], expected, rtol=0, atol=1e-12)
 
 
-def test_a_recurrent_model_is_no_model_to_pack_for() -> None:
+def test_rows_are_not_packed_for_a_recurrent_model() -> None:
     model, batch = model_of("mamba", torch.float32), batch_of()
     with pytest.raises(EngineError, match="MambaForCausalLM mixes rows"):
         engine_of(model, layout="packed").infer_batch(batch)

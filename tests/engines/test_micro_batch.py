@@ -28,7 +28,7 @@ def computed_tokens(micro: MicroBatch, lengths: list[int]) -> int:
     st.builds(CostModel, st.floats(0.01, 1000), st.floats(1e-5, 1)),
 )
 def test_every_row_once_and_never_above_the_cap(lengths: list[int], cap: int, layout: Layout, cost: CostModel) -> None:
-    """D5: any lengths, any cap, any costs; empty rows too. Rows side by side are padded by less than a tenth."""
+    """Any lengths, any cap, any costs; empty rows too. Rows side by side are padded by less than a tenth."""
     micros = plan_micro_batches(lengths, max_tokens=cap, layout=layout, cost=cost)
     assert sorted(row for micro in micros for row in micro.rows.tolist()) == list(range(len(lengths)))
     assert all(micro.rows.dtype == torch.int64 and len(micro.rows) for micro in micros)
@@ -41,7 +41,7 @@ def test_every_row_once_and_never_above_the_cap(lengths: list[int], cap: int, la
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_three_rows_of_sixty_do_not_fit_in_two_times_a_hundred(layout: Layout) -> None:
-    """D5: ceil(180 / 100) is 2, but a pair would hold 120."""
+    """The quotient ceil(180 / 100) is 2, but a pair would hold 120."""
     micros = plan_micro_batches([60, 60, 60], max_tokens=100, layout=layout, cost=COST)
     assert [len(micro.rows) for micro in micros] == [1, 1, 1]
 

@@ -270,7 +270,7 @@ def test_a_mask_of_zeros_changes_nothing(loss: Loss) -> None:
 
 
 def test_mini_batches_with_nothing_to_say_are_not_taken_for_a_broken_run() -> None:
-    """They are no gradients that are not finite, however many come in a row; nor do they end such a row."""
+    """They do not count as gradients that are not finite, and do not end a row of such gradients."""
     engine = engine_of(bigram([[0.0, 1.0], [1.0, 0.0]]))
     batch = token_batch([[0]], [[1]])
     for _ in range(MAX_SKIPPED_UPDATES + 1):

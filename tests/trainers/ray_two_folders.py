@@ -57,9 +57,9 @@ class Prober(Worker):
         return WrittenFiles.of(folder, f"rank {self.rank} on {ray.util.get_node_ip_address()}", [f"rank-{self.rank}"])
 
 
-def check(holds: bool, told: object = None) -> None:
+def check(holds: bool, found: object = None) -> None:
     if not holds:
-        raise SystemExit(f"not so: {told}")
+        raise SystemExit(f"failed: {found}")
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def _raylet_of(pid: int) -> int:
 
 def _has_joined(node: subprocess.Popen[bytes]) -> bool:
     while node.poll() is None:
-        if any(told["Alive"] and told["NodeManagerAddress"] == OTHER for told in ray.nodes()):
+        if any(node["Alive"] and node["NodeManagerAddress"] == OTHER for node in ray.nodes()):
             return True
         time.sleep(0.2)
     return False
@@ -136,9 +136,9 @@ def check_places(private: Path) -> None:
     ranks = ("runtime=ray", "num_workers=4", "nodes=2", "use_gpu=true", PATIENT)
     config = small_config(private, *ranks, "worker_env.MINE=1", "threads_per_rank=0", wide)
     with placing.start_group(config, Init(Prober), "places", NodeSetup(())) as group:
-        told = group.call.place()
-        check([(address, rank) for address, rank, _ in told] == [(OTHER, 0), (OTHER, 1), (DRIVER, 0), (DRIVER, 1)], told)
-        check([threads for *_, threads in told] == [1, 1, *[max(1, num_cores() // 2)] * 2], told)
+        places = group.call.place()
+        check([(address, rank) for address, rank, _ in places] == [(OTHER, 0), (OTHER, 1), (DRIVER, 0), (DRIVER, 1)], places)
+        check([threads for *_, threads in places] == [1, 1, *[max(1, num_cores() // 2)] * 2], places)
         print("places", flush=True)
         found = group.call.variables("NCCL_DEBUG", "HF_FROM_DRIVER", "HF_TOKEN", "MINE")
         check(found == [["INFO", "yes", None, "1"]] * 4, found)

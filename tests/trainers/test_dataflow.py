@@ -50,7 +50,7 @@ def config_of(root: Any, variant: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("variant", ["as drawn", "every term in float64", "estimator of tokens"])
-def test_a_real_step_makes_the_columns_that_the_dataflow_declares_as_the_table_describes(variant, tmp_path):
+def test_a_real_step_makes_the_columns_that_the_dataflow_declares(variant, tmp_path):
     """The steps of the driver are given only the columns that they declare, and the workers check theirs: see below."""
     config = config_of(tmp_path, variant)
     [plan], session = PPOTrainer.plans(config, config.model), SimpleNamespace(spans=Spans(), updating=lambda: None)
@@ -165,7 +165,7 @@ def test_a_column_that_is_made_too_late_names_its_maker():
     assert "own makes it, but does not run before; made so far: none" in gap(Step("own", ("x",), ("x",)))
 
 
-def test_a_column_that_the_trainer_does_not_make_is_described_and_an_unknown_one_gets_the_nearest_name():
+def test_a_column_of_no_step_is_described_and_an_unknown_one_gets_the_nearest_name():
     assert "no step of this trainer makes it (float32 [B])" in gap(Step("estimate", ("returns",), ()))
     assert "no step makes a column of that name; did you mean 'advantages'?" in gap(Step("update", ("advantage",), ()))
 
@@ -238,7 +238,7 @@ def test_a_run_with_a_gap_is_refused_before_anything_starts(monkeypatch, tmp_pat
         prepare(config)
 
 
-def test_an_estimator_that_reads_a_column_of_no_step_is_refused_before_anything_starts(tmp_path):
+def test_an_estimator_that_reads_a_column_of_no_step_is_refused_before_the_start(tmp_path):
     with pytest.raises(DataError, match="advantages reads the column 'values', which no step before makes"):
         prepare(small_config(tmp_path, f"algorithm.adv_estimator={Path(__file__).parent / 'own_parts.py'}:NeedsCritic"))
 

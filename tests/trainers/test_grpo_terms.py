@@ -184,7 +184,7 @@ def test_rows_that_cannot_learn_are_in_no_baseline(tmp_path, kl):
     assert advantages(config, padding).batch["advantages"].tolist() == [-1.0, -2.0, 1.0, 2.0, 0.0]
 
 
-def test_a_reward_that_is_no_number_without_the_mark_is_an_error(tmp_path):
+def test_a_reward_of_nan_without_the_mark_is_an_error(tmp_path):
     with pytest.raises(DataError, match="the reward of row 4 is nan"):
         advantages(small_config(tmp_path), scored_batch())
 

@@ -88,9 +88,9 @@ def test_explain_says_what_is_recorded():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
-        (("profiler.tool=torch", "profiler.steps=[3]"), "profiler.steps: step 3 is none of the run, trainer.total_steps=2"),
+        (("profiler.tool=torch", "profiler.steps=[3]"), "profiler.steps has 3, but trainer.total_steps is 2"),
         ((*TORCH, "profiler.ranks=[1]"), "profiler.ranks: there is no rank 1, num_workers=1"),
         ((*TORCH, "profiler.ranks=[0]", "profiler.all_ranks=true"), "contradict each other"),
         (("profiler.tool=torch",), "profiler.tool=torch records nothing without profiler.steps"),
@@ -98,8 +98,8 @@ def test_explain_says_what_is_recorded():
         (("profiler.finish_command=ls",), "profiler.finish_command=ls has no effect .* at null"),
     ],
 )
-def test_what_would_record_nothing_is_refused(overrides: tuple[str, ...], told: str):
-    with pytest.raises(ConfigError, match=told):
+def test_what_would_record_nothing_is_refused(overrides: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError, match=message):
         check(two_steps(*overrides))
 
 

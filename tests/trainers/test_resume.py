@@ -138,7 +138,7 @@ def test_what_an_interrupted_run_has_kept_is_said(tmp_path, monkeypatch, capsys)
     assert "interrupted; the checkpoint of step 0 is kept. Go on" in printed()
 
 
-def test_without_the_record_it_is_said_that_edits_cannot_be_told(run, caplog):
+def test_without_the_record_a_warning_says_that_edits_are_not_known(run, caplog):
     run.settings.path.unlink()
     RunDirectory.open(run.path)
     assert "settings.json is gone: whether config.yaml was edited" in caplog.text
@@ -172,12 +172,12 @@ SCORES = {"greedy_score": 0.5, "sampled_score": 0.5, "n": 1, "failed": 0, "answe
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (in_place_of("checkpoints"), r"checkpoints is no folder"),
-        (in_place_of("hf"), r"hf is no folder"),
-        (in_place_of("metrics.jsonl"), r"metrics\.jsonl is no file"),
-        (in_place_of("samples.jsonl"), r"samples\.jsonl is no file"),
-        (in_place_of("reward.log"), r"reward\.log is no file"),
-        (in_place_of("report.json"), r"report\.json is no file"),
+        (in_place_of("checkpoints"), r"checkpoints is not a folder"),
+        (in_place_of("hf"), r"hf is not a folder"),
+        (in_place_of("metrics.jsonl"), r"metrics\.jsonl is not a file"),
+        (in_place_of("samples.jsonl"), r"samples\.jsonl is not a file"),
+        (in_place_of("reward.log"), r"reward\.log is not a file"),
+        (in_place_of("report.json"), r"report\.json is not a file"),
         (content("report.json", '{"before": {'), r"report\.json is damaged .* remove it to go on without the scores"),
         (content("report.json", "[]"), r"report\.json is damaged \(an object was expected, got list\)"),
         (content("report.json", '{"before": {}}'), r"report\.json is damaged \(before\.greedy_score: Field required\)"),
@@ -253,7 +253,7 @@ def test_a_run_keeps_absolute_paths_of_what_exists(finished, tmp_path, monkeypat
     assert RunDirectory.open(directory.path)[1] == anchored(kept) == kept
 
 
-def test_names_that_are_no_files_stay(tmp_path, monkeypatch):
+def test_names_that_are_not_files_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "char_llama").mkdir()
     config: RunConfig = small_config(tmp_path, "reward.function=json.dumps", "ref.model=owner/name")
@@ -279,7 +279,7 @@ def test_a_changed_bit_in_the_warmed_up_model_is_refused_on_resume(tmp_path):
     flip_a_bit(directory.hf / "model.safetensors")
     with pytest.raises(ConfigError, match=r"hf/model\.safetensors is damaged"):
         training.evaluate(directory.path, None)
-    with pytest.raises(ConfigError, match=r"hf/model\.safetensors is damaged"):  # a finished run is no reason to pass it over
+    with pytest.raises(ConfigError, match=r"hf/model\.safetensors is damaged"):  # also of a finished run
         training.resume(directory.path, [], dry_run=False)
 
 

@@ -160,7 +160,7 @@ def test_what_the_driver_fetched_between_two_calls_is_an_edge_of_its_own(tmp_pat
         ('{"step": 1, "rows": [{"call": "f", "way": "sent", "column": "a", "bytes": -1}]}', "rows.0.bytes: Input should be"),
     ],
 )
-def test_a_damaged_file_is_told_with_what_to_do(tmp_path: Path, content: str, fault: str) -> None:
+def test_the_error_of_a_damaged_file_says_what_to_do(tmp_path: Path, content: str, fault: str) -> None:
     (tmp_path / "traffic.json").write_text(content)
     with pytest.raises(ConfigError, match=r"traffic\.json is damaged") as caught:
         read_traffic(tmp_path / "traffic.json")
@@ -171,5 +171,5 @@ def test_a_damaged_file_is_told_with_what_to_do(tmp_path: Path, content: str, fa
 def test_a_folder_in_its_place_is_refused_before_anything_starts(plain: RunDirectory, tmp_path: Path) -> None:
     (tmp_path / "traffic.json").mkdir()
     (tmp_path / "config.yaml").write_text(plain.config.read_text())
-    with pytest.raises(ConfigError, match=r"traffic\.json is no file"):
+    with pytest.raises(ConfigError, match=r"traffic\.json is not a file"):
         RunDirectory.open(tmp_path)

@@ -81,7 +81,7 @@ def test_prompts_are_counted_as_the_policy_sees_them(tmp_path):
         prepare(config_of(tmp_path, sums(9), f"model={folder}", "task.max_prompt_tokens=11"))
 
 
-def test_what_is_remarked_about_the_rows_is_told_once_a_run(tmp_path, caplog):
+def test_remarks_about_the_rows_are_logged_once_a_run(tmp_path, caplog):
     """Not again when it goes on or is scored: two lines above the output of every command."""
     config = config_of(tmp_path, [*sums(30), *sums(1)])
     prepare(config)

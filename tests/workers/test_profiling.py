@@ -167,18 +167,18 @@ def test_a_body_runs_as_it_is_where_nothing_records(monkeypatch: pytest.MonkeyPa
     assert Computes(ProfilerConfig()).total(1) == 4.0
 
 
-def test_the_finish_command_runs_once_on_each_recorded_rank_and_is_told_where_it_is(tmp_path: Path):
-    command = "env | grep PODIUM_PROFILE_ | sort > told-$PODIUM_PROFILE_RANK; echo x >> runs; ls step-2-rank-1.json.gz"
+def test_the_finish_command_runs_once_on_each_recorded_rank_with_its_variables(tmp_path: Path):
+    command = "env | grep PODIUM_PROFILE_ | sort > variables-$PODIUM_PROFILE_RANK; echo x >> runs; ls step-2-rank-1.json.gz"
     with group_of(config(tmp_path, ranks=(1,), finish_command=command)) as group:
         for step in (1, 2):
             group.start_profile(role="actor", profile_step=step)
             group.stop_profile(run_command=step == 2)
-    assert files(tmp_path) == ["runs", "step-1-rank-1.json.gz", "step-2-rank-1.json.gz", "told-1"]
+    assert files(tmp_path) == ["runs", "step-1-rank-1.json.gz", "step-2-rank-1.json.gz", "variables-1"]
     assert (tmp_path / "runs").read_text() == "x\n"
-    told = dict(line.split("=", 1) for line in (tmp_path / "told-1").read_text().splitlines())
-    pid = told.pop("PODIUM_PROFILE_PID")
+    variables = dict(line.split("=", 1) for line in (tmp_path / "variables-1").read_text().splitlines())
+    pid = variables.pop("PODIUM_PROFILE_PID")
     assert pid.isdigit()
-    assert told == {
+    assert variables == {
         "PODIUM_PROFILE_RANK": "1",
         "PODIUM_PROFILE_ROLE": "actor",
         "PODIUM_PROFILE_SAVE_PATH": str(tmp_path),
@@ -186,7 +186,7 @@ def test_the_finish_command_runs_once_on_each_recorded_rank_and_is_told_where_it
     }
 
 
-def test_a_finish_command_that_fails_is_told_with_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_finish_command_that_fails_is_logged_with_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     worker = Computes(config(tmp_path, finish_command="echo no such bucket >&2; exit 3"))
     worker.start_profile(profile_step=1)
     with pytest.raises(ProfilerError, match=r"ended with 3 on rank 0: 'echo .*The command wrote: no such bucket$"):
@@ -209,7 +209,7 @@ def test_one_profiler_of_a_process_runs_at_a_time(tmp_path: Path):
         second.stop()
     first.stop()
     second.start(profile_step=1)
-    del second  # with its worker: nobody can stop it any more
+    del second  # with its worker: it cannot be stopped any more
     gc.collect()
     first.start(profile_step=2)
     first.stop()

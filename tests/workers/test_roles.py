@@ -61,7 +61,7 @@ def rollouts(policy: Any) -> DataProto:
 # -- the reference ----------------------------------------------------------------------------------------------------
 
 
-def test_the_kl_is_zero_at_the_start_positive_after_updates_and_falls_when_it_is_the_loss():
+def test_the_kl_starts_at_zero_grows_with_updates_and_falls_when_it_is_the_loss():
     with policy_of(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type="k3") as policy:
         batch = rollouts(policy)
         batch.union(policy.compute_ref_log_prob(sequences(batch)).get())

@@ -201,7 +201,7 @@ def test_supervised_training_lowers_the_loss(trainer):
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, "hot"])
-def test_a_temperature_that_is_no_positive_number_is_refused(trainer, temperature):
+def test_a_temperature_that_is_not_a_positive_number_is_refused(trainer, temperature):
     batch = supervised_batch(["a\n"], ["a"], TOKENIZER)
     batch.meta_info["temperature"] = temperature
     with pytest.raises(WorkerError, match="temperature"):

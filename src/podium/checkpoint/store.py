@@ -72,8 +72,8 @@ class CheckpointStore:
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that passes `verify`, or None when none was ever finished.
 
-        Newer ones that do not pass are told in `skipped`. Raises CheckpointError, with the reasons, when there are
-        checkpoints and none is whole: that is no fresh start.
+        `skipped` lists the newer ones that do not pass. Raises CheckpointError, with the reasons, when there are
+        checkpoints and none is whole, since a fresh start would lose them in silence.
         """
         self.skipped = [f"{path.name}: never finished" for path in self._temps()]
         folders = self._folders()

@@ -175,7 +175,7 @@ def _unfit_profile(config: RunConfig) -> list[str]:
     late = [step for step in profiler.steps if step > config.trainer.total_steps]
     absent = [rank for rank in profiler.ranks if rank >= config.num_workers]
     if late:
-        reasons.append(f"profiler.steps: step {late[0]} is none of the run, trainer.total_steps={config.trainer.total_steps}")
+        reasons.append(f"profiler.steps has {late[0]}, but trainer.total_steps is {config.trainer.total_steps}")
     if absent:
         reasons.append(f"profiler.ranks: there is no rank {absent[0]}, num_workers={config.num_workers} has ranks from 0")
     if profiler.all_ranks and profiler.ranks:
@@ -207,7 +207,7 @@ def _unfit_dtype(config: RunConfig) -> list[str]:
 
 
 def check(config: RunConfig, *, is_trained: bool = True) -> None:
-    """ConfigError when the sizes cannot work together; every reason is told, with its arithmetic.
+    """ConfigError when the sizes cannot work together; the message has every reason, with its arithmetic.
 
     is_trained: False where the model is only evaluated.
     """

@@ -101,9 +101,9 @@ class TaskConfig(PartSettings):
     bad_rows: Literal["raise", "drop"] = "raise"
     """What to do about rows of files that do not fit: stop and list them, or leave them out with a warning and their count."""
     max_prompt_tokens: Positive | None = None
-    """A row of a file whose prompt has more tokens (chat template included) does not fit; null is no limit."""
+    """A row of a file whose prompt has more tokens (chat template included) does not fit; null: any length."""
     chat_template: Literal["auto", "always", "never"] = "auto"
-    """`auto`: a text prompt is one user message where the tokenizer has a chat template, and plain text where it has none;
+    """`auto`: a text prompt is one user message where the tokenizer has a chat template, and plain text otherwise;
     `always`: a tokenizer without one is an error; `never`: plain text, also of messages (their contents, an empty line between
     them)."""
     num_train: Positive | None = None

@@ -44,7 +44,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def pci_address(device: torch.device) -> str | None:
-    """A GPU's place on the PCI bus, as Linux names its folder (0000:3b:00.0); None for a device that has none."""
+    """A GPU's place on the PCI bus, as Linux names its folder (0000:3b:00.0); None for other devices."""
     if device.type != "cuda":
         return None
     found: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks these three

@@ -59,7 +59,7 @@ def shared(input_ids: Tensor, responses: Tensor, unit_B: Tensor) -> ModelInput:
     shape = int(first_U.numel()), int(column.max()) + 1
     tokens = torch.cat([ids[offsets[first_U][unit_P] + place_P], parts(responses)[0]])
     positions = torch.cat([place_P, prompt_B[row_N] + place_N])
-    # who a token belongs to: 0 its unit's prompt, 1.. the rows, -1 nobody (padding)
+    # who a token belongs to: 0 its unit's prompt, 1.. the rows, -1 padding
     owners = torch.cat([torch.zeros_like(place_P), row_N + 1])
     ids_UT, positions_UT, owners_UT = (
         _scatter(shape, unit, column, x, fill) for x, fill in ((tokens, 0), (positions, 0), (owners, -1))

@@ -20,7 +20,7 @@ def set_numa_affinity() -> str:
 
 
 def bind(pci: str | None, *, sysfs: Path) -> str:
-    """The same for the device of that PCI address, None for one that has none; `sysfs` is where Linux describes the machine."""
+    """The same for the device of that PCI address, None for one without a node; `sysfs` is where Linux describes the machine."""
     nodes = sorted((sysfs / "devices/system/node").glob("node[0-9]*"))
     if len(nodes) < 2:
         return "not bound: one NUMA node" if nodes else "not bound: this system does not tell its NUMA nodes"
@@ -34,13 +34,13 @@ def bind(pci: str | None, *, sysfs: Path) -> str:
     return f"bound to NUMA node {node}: {len(cores)} cores"
 
 
-def cores_of(told: str) -> set[int]:
+def cores_of(text: str) -> set[int]:
     """The cores of a list as Linux writes it.
 
     >>> sorted(cores_of("0-2,8,10-11"))
     [0, 1, 2, 8, 10, 11]
     """
-    spans = [span.partition("-") for span in told.split(",") if span]
+    spans = [span.partition("-") for span in text.split(",") if span]
     return {core for first, _, last in spans for core in range(int(first), int(last or first) + 1)}
 
 

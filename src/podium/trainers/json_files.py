@@ -25,7 +25,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path, *, remedy: str) -> dict[str, Any] | None:
-    """The object in a file, None when there is no file. ConfigError, with the remedy, when it is no JSON object."""
+    """The object in a file, None when there is no file. ConfigError, with the remedy, when it is not a JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except FileNotFoundError:

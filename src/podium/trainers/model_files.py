@@ -35,7 +35,7 @@ class GivenModels(BaseModel):
 def check_published(folder: Path) -> None:
     """ConfigError when a model folder of the run (`publish_model`) lacks a file, or has one that was changed."""
     if not (folder / MANIFEST_FILE).is_file():
-        logger.warning("%s has no %s: whether its files are still those that the run saved cannot be told", folder, MANIFEST_FILE)
+        logger.warning("%s does not have %s: whether its files are those that the run saved is not known", folder, MANIFEST_FILE)
         return
     try:
         Checkpoint.read(folder).verify()

@@ -33,7 +33,7 @@ def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) 
     What there is to remark about the rows is logged when a run `is_new`, and not again when it goes on or is scored.
 
     ConfigError, MissingExtraError or TaskError say what to change; nothing was written or started then. DataError where a step of
-    the trainer, or a worker's method, reads a column that nobody made before.
+    the trainer, or a worker's method, reads a column that no step before it makes.
     """
     check(config, is_trained=is_trained)
     if is_trained:

@@ -135,7 +135,7 @@ class RunDirectory:
         run.check_files()
         written, recorded = run._written(), run.settings.read()
         if recorded is None:
-            logger.warning("%s is gone: whether config.yaml was edited since the run began cannot be told", run.settings.path)
+            logger.warning("%s is gone: whether config.yaml was edited since the run began is not known", run.settings.path)
         else:
             run.settings.check_edits(written, anchored(resolve(recorded, overrides)), run.path)
         config = anchored(resolve(written, overrides, sources=read_sources(run.parts)))
@@ -163,7 +163,7 @@ class RunDirectory:
         for names, is_right, kind in ((FOLDERS, Path.is_dir, "folder"), (FILES, Path.is_file, "file")):
             for found in (run.path / name for run in (self, self.warmup) for name in names):
                 if found.exists() and not is_right(found):
-                    raise ConfigError(f"{found} is no {kind}: move it away, and put back what was there")
+                    raise ConfigError(f"{found} is not a {kind}: move it away, and put back what was there")
         self.settings.read()
         self._fingerprint()
         self.read_report()
@@ -198,7 +198,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else writes here meanwhile. ConfigError names the process that does.
+        """No other process writes here meanwhile. ConfigError names the process that does.
 
         The kernel lets go of the lock when this process ends, however it ends: nothing is left to clean up.
         """
@@ -276,7 +276,7 @@ class RunDirectory:
         )
 
     def _fingerprint(self) -> str | None:
-        remedy = "put it back; without it nobody can tell whether held-out problems were trained on"
+        remedy = "put it back; without it Podium does not know whether held-out problems were trained on"
         content = read_json(self.task, remedy=remedy)
         if content is not None and not isinstance(content.get("fingerprint"), str):
             raise ConfigError(f"{self.task} is damaged (it has no fingerprint): {remedy}")

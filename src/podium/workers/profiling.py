@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 FINISH_TIMEOUT_S = 600.0
 """Most seconds of the finish command, for which the rank, and so the run, waits: it may upload some GB."""
 LAST_CHARS = 2_000
-"""How much of a failed finish command's output is told."""
+"""How much of a failed finish command's output is logged."""
 
 
 def _nobody() -> None:
@@ -164,8 +164,8 @@ class DistProfiler:
         return folder
 
     def _finish(self, command: str, folder: Path) -> None:
-        told = {"SAVE_PATH": folder, "TOOL": self.config.tool, "RANK": self.rank, "PID": os.getpid(), "ROLE": self._role}
-        variables = [f"PODIUM_PROFILE_{name}={value}" for name, value in told.items()]
+        values = {"SAVE_PATH": folder, "TOOL": self.config.tool, "RANK": self.rank, "PID": os.getpid(), "ROLE": self._role}
+        variables = [f"PODIUM_PROFILE_{name}={value}" for name, value in values.items()]
         try:
             ended = subprocess.run(  # `env` adds to the environment, which so need not be read here
                 ["env", *variables, "sh", "-c", command],
@@ -177,12 +177,12 @@ class DistProfiler:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            told_last, how = error.stdout, f"was ended after {FINISH_TIMEOUT_S:g} s"
+            last_output, how = error.stdout, f"was ended after {FINISH_TIMEOUT_S:g} s"
         else:
             if ended.returncode == 0:
                 return
-            told_last, how = ended.stdout, f"ended with {ended.returncode}"
-        output = (told_last or b"").decode(errors="backslashreplace")[-LAST_CHARS:].strip()
+            last_output, how = ended.stdout, f"ended with {ended.returncode}"
+        output = (last_output or b"").decode(errors="backslashreplace")[-LAST_CHARS:].strip()
         raise ProfilerError(
             f"profiler.finish_command {how} on rank {self.rank}: {command!r}. The recordings are in {folder}. "
             f"The command wrote: {output or 'nothing'}"
