@@ -7,14 +7,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any, ClassVar
 
 from podium.errors import DispatchError, RegistrationError
 from podium.single_controller.init import Init
 from podium.single_controller.routing.modes import DirectMode
-from podium.single_controller.routing.registration import MAGIC_ATTR, registration_of
+from podium.single_controller.routing.registration import MAGIC_ATTR, Registration, registration_of
 from podium.single_controller.worker import Worker
 
 IS_FLAT = "_podium_is_flat"
@@ -113,19 +114,24 @@ def _build(init: Init[Any], colleagues: dict[str, Any]) -> Any:
     return worker
 
 
+def _registered(inits: Mapping[str, Init[Any]]) -> Iterator[tuple[str, str, Callable[..., Any], Registration]]:
+    """(role, name, method, registration) of every registered method."""
+    for role, init in inits.items():
+        for name in dir(init.cls):
+            member = inspect.getattr_static(init.cls, name)
+            if (registration := registration_of(member)) is not None:
+                yield role, name, member, registration
+
+
 def _direct_methods(inits: Mapping[str, Init[Any]]) -> dict[str, Any]:
     """The direct methods of the roles, which are called on a worker's own handle by their plain names."""
     found: dict[str, Any] = {}
     owners: dict[str, str] = {}
-    for role, init in inits.items():
-        for name in dir(init.cls):
-            member = inspect.getattr_static(init.cls, name)
-            registration = registration_of(member)
-            if registration is None or not isinstance(registration.dispatch_mode, DirectMode):
-                continue
+    for role, name, method, registration in _registered(inits):
+        if isinstance(registration.dispatch_mode, DirectMode):
             _check_direct(role, name, owners)
             owners[name] = role
-            found[name] = _forward(role, name, member, is_async=registration.is_async)
+            found[name] = _forward(role, name, method, is_async=registration.is_async)
     return found
 
 
@@ -135,20 +141,14 @@ def _flat_methods(inits: Mapping[str, Init[Any]]) -> dict[str, Any]:
     Ambiguous names are left out, and so are names that every worker has. The group itself calls methods by role and name.
     """
     found: dict[str, Any] = {}
-    several: set[str] = set()
-    for role, init in inits.items():
-        for name in dir(init.cls):
-            member = inspect.getattr_static(init.cls, name)
-            registration = registration_of(member)
-            flat = f"{role}_{name}"
-            if registration is None or hasattr(ColocatedWorker, flat):
-                continue
-            if flat in found:
-                several.add(flat)
-            found[flat] = _forward(role, name, member, is_async=registration.is_async)
+    names = Counter(f"{role}_{name}" for role, name, _, _ in _registered(inits))
+    for role, name, method, registration in _registered(inits):
+        flat = f"{role}_{name}"
+        if names[flat] == 1 and not hasattr(ColocatedWorker, flat):
+            found[flat] = _forward(role, name, method, is_async=registration.is_async)
             setattr(found[flat], MAGIC_ATTR, None)
             setattr(found[flat], IS_FLAT, True)
-    return {name: method for name, method in found.items() if name not in several}
+    return found
 
 
 def _check_direct(role: str, name: str, owners: Mapping[str, str]) -> None:

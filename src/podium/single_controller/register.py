@@ -25,7 +25,7 @@ from podium.single_controller.routing.modes import (
     UserMode,
     check_functions,
 )
-from podium.single_controller.routing.registration import MAGIC_ATTR, Registration, Rows
+from podium.single_controller.routing.registration import MAGIC_ATTR, Registration
 
 if TYPE_CHECKING:
     from podium.single_controller.typed_calls import (
@@ -150,12 +150,12 @@ def register(
         raise RegistrationError(
             f"by_reference needs a batch mode, got {mode.name}, which does not collect rows: leave it out or change the mode"
         )
-    kept = _checked_rows(mode, rows)
+    columns = _checked_columns(mode, rows)
 
     def attach(method: FunctionT) -> FunctionT:
         _check_method(method, mode)
         is_async = inspect.iscoroutinefunction(method)
-        setattr(method, MAGIC_ATTR, Registration(mode, execute, blocking, materialize_futures, is_async, by_reference, kept))
+        setattr(method, MAGIC_ATTR, Registration(mode, execute, blocking, materialize_futures, is_async, by_reference, **columns))
         return method
 
     return attach
@@ -173,7 +173,7 @@ def _checked_mode(mode: object) -> DispatchMode:
     return mode
 
 
-def _checked_rows(mode: DispatchMode, options: RowOptions) -> Rows:
+def _checked_columns(mode: DispatchMode, options: RowOptions) -> dict[str, tuple[str, ...] | None]:
     unknown = set(options) - set(RowOptions.__annotations__)
     if unknown:
         raise TypeError(f"register() got unexpected keyword arguments: {', '.join(sorted(unknown))}")
@@ -181,7 +181,7 @@ def _checked_rows(mode: DispatchMode, options: RowOptions) -> Rows:
         raise RegistrationError(
             f"{', '.join(options)} needs a mode that splits rows, got {mode.name}: leave it out or change the mode"
         )
-    return Rows(_column_names("reads", options.get("reads")), _column_names("writes", options.get("writes")))
+    return {option: _column_names(option, columns) for option, columns in options.items()}
 
 
 def _column_names(option: str, columns: object) -> tuple[str, ...] | None:

@@ -92,8 +92,7 @@ def worker_step(role: str, method: Callable[..., Any], *, also_reads: Iterable[s
     registration = registration_of(method)
     if registration is None:
         raise RegistrationError(f"{method.__qualname__} must be registered to be a step: decorate it with @register")
-    rows = registration.rows
-    return Step(method.__name__, _joined(rows.reads or (), also_reads), rows.writes, role)
+    return Step(method.__name__, _joined(registration.reads or (), also_reads), registration.writes, role)
 
 
 def check_dataflow(steps: Sequence[Step], *, optional: Sequence[Step] = (), fields: Mapping[str, Field] = FIELDS) -> None:

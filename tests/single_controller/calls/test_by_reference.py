@@ -190,10 +190,11 @@ def test_rows_that_nobody_else_has_are_not_copied() -> None:
     assert DataProtoFuture.owning(returned).value().fetched().batch["x"].data_ptr() == returned.batch["x"].data_ptr()
 
 
-def test_a_future_of_rows_copies_to_itself_but_not_into_a_call(group: WorkerGroup[Any]) -> None:
+def test_a_future_inside_an_argument_is_refused(group: WorkerGroup[Any]) -> None:
     made = group.make(rows(4))
     assert copy.copy(made) is made
-    assert copy.deepcopy({"rows": [made]})["rows"][0] is made
+    with pytest.raises(DataError, match="stays in the driver"):
+        copy.deepcopy({"rows": [made]})
     named = DataProto({"x": torch.ones(4)}, {"future": [made] * 4})
     for inside in ([made], {"rows": made}, ((made,),), named):
         with pytest.raises(DispatchError, match=r"stays in the driver.*not inside a list or dict"):

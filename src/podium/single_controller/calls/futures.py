@@ -13,10 +13,9 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
 
-from podium.errors import CallTimeoutError
+from podium.errors import CallTimeoutError, DataError
 from podium.single_controller.processes.deferred import DeferredCall
 from podium.single_controller.processes.pending_call import PendingCall
-from podium.single_controller.runtime.copies import stays_in_driver
 
 R = TypeVar("R")
 Call: TypeAlias = PendingCall | DeferredCall
@@ -83,7 +82,7 @@ class GroupFuture(Generic[R]):
         return _awaitable(self.get).__await__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise stays_in_driver()
+        raise _stays_in_driver()
 
     def _settle(self, timeout: float | None) -> Any:
         unsettled = self._unsettled
@@ -147,7 +146,7 @@ class FutureList(list[Any], Generic[R]):
     __eq__ = object.__eq__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise stays_in_driver()
+        raise _stays_in_driver()
 
     def done(self) -> bool:
         """See `GroupFuture.done`."""
@@ -170,6 +169,13 @@ def _wait(call: Call, timeout: float | None) -> None:
     if timeout is not None and not call.is_over(timeout):
         message = f"method {call.method!r} has not finished within {timeout:g} s; it is still running, call get() again"
         raise CallTimeoutError(message, silent_ranks=call.silent_ranks)
+
+
+def _stays_in_driver() -> DataError:
+    return DataError(
+        "a future stays in the driver: it is replaced by its value where it is an argument itself, not inside a list or dict, "
+        "and where the method was registered with materialize_futures=True; call .get() on it"
+    )
 
 
 def _no_collect(answers: dict[int, Any]) -> None:

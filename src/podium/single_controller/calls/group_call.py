@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,6 @@ from podium.single_controller.routing.mesh import Mesh
 from podium.single_controller.routing.modes import BatchMode, Execute, ListMode
 from podium.single_controller.routing.registration import Registration
 from podium.single_controller.runtime.base import RankCall, Reply
-from podium.single_controller.runtime.copies import copied_as_sent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -128,7 +128,7 @@ class Invocation:
         """Ranks get the values that were passed, even if the caller writes into them later."""
         futures = {id(value): value for value in (*self._args, *self._kwargs.values()) if is_future(value)}
         try:
-            self._args, self._kwargs = copied_as_sent((self._args, self._kwargs), futures)
+            self._args, self._kwargs = copy.deepcopy((self._args, self._kwargs), futures)
         except DataError as error:  # a future inside a list or dict
             raise self._named(error) from error
         except (TypeError, RuntimeError) as error:
@@ -152,8 +152,8 @@ class Invocation:
             if self._timeout_s is not None and self._route.mesh_name is not None:
                 self._timeout_s = self._left_after_mesh(self._route.mesh_name, self._timeout_s)
             self._sent = dispatch(self._group, self._route, registration.execute_mode, self._args, self._kwargs)
-            if registration.rows.reads:
-                check_reads(self._group, registration.rows.reads, self._sent)
+            if registration.reads:
+                check_reads(self._group, registration.reads, self._sent)
             quiet = self._group.mesh(self._route.mesh_name).quiet_ranks
         except (DispatchError, DataError) as error:
             raise self._named(error) from error
@@ -196,18 +196,14 @@ class Invocation:
         if self._traffic is not None:
             self._traffic.returned(self._method.full_name, answers.values())
         try:
-            if registration.rows.writes:
-                check_writes(self._group, self._route, registration.rows.writes, answers)
+            if registration.writes:
+                check_writes(self._group, self._route, registration.writes, answers)
             return collect(self._group, self._route, registration.execute_mode, answers, self._sent)
         except (DispatchError, DataError) as error:
             raise self._named(error) from error
 
     def _named(self, error: Exception) -> DispatchError:
         return DispatchError(f"{self._group.processes.name}.{self._method.full_name} ({self._route.mode.name}): {error}")
-
-
-MOST_SHAPES = 64
-"""Cap the cache: callers may pass a new keyword name in every call."""
 
 
 class GroupCall(Generic[P, R]):
@@ -217,15 +213,14 @@ class GroupCall(Generic[P, R]):
         self._group = group
         self._method = method
         self._timeout_s = timeout_s
-        self._fitting: set[tuple[object, ...]] = set()
-        """Call shapes that fit the signature: the number of positional arguments, and the names of the others."""
         self.__signature__ = method.signature
         self.__name__ = method.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        shape = (len(args), *kwargs)
-        if shape not in self._fitting:
-            self._check_arguments(shape, args, kwargs)
+        try:
+            self._method.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._method.name}(): {error}; its signature is {self._method.signature}") from None
         invocation = Invocation(self._group, self._method, args, kwargs, self._timeout_s)
         run: Callable[[], Any] = invocation.blocking if self._method.registration.blocking else invocation.future
         result: R = run()  # the type that `register` declares
@@ -234,14 +229,6 @@ class GroupCall(Generic[P, R]):
     def options(self, *, timeout: float | None = None) -> GroupCall[P, R]:
         """The same call with a time limit of its own, in seconds."""
         return type(self)(self._group, self._method, timeout)
-
-    def _check_arguments(self, shape: tuple[object, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
-            self._method.signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self._method.name}(): {error}; its signature is {self._method.signature}") from None
-        if len(self._fitting) < MOST_SHAPES:
-            self._fitting.add(shape)
 
     def __repr__(self) -> str:
         return f"<{self._group.processes.name}.{self._method.full_name}{self._method.signature}>"

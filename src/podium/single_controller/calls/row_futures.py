@@ -18,7 +18,6 @@ from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import as_proto, is_rows
 from podium.single_controller.calls.futures import GroupFuture
 from podium.single_controller.calls.traffic import DRIVER, recording
-from podium.single_controller.runtime.copies import refuse_to_be_sent
 
 
 class DataProtoFuture(GroupFuture[Any]):
@@ -158,10 +157,6 @@ class DataProtoFuture(GroupFuture[Any]):
 
     def __copy__(self) -> Self:
         return self  # it never changes
-
-    def __deepcopy__(self, memo: dict[Any, Any]) -> Self:
-        refuse_to_be_sent()
-        return self
 
     def __repr__(self) -> str:
         shown = repr(self.value()) if self.done() else "running"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from podium.single_controller.routing.modes import DispatchMode, Execute
@@ -12,16 +12,6 @@ from podium.single_controller.routing.modes import DispatchMode, Execute
 MAGIC_ATTR = "attrs_3141562937"  # verl's name, which ported code looks up
 ROLES_ATTR = "raw_cls_dict"
 """Where the class of a colocated worker holds its roles; verl's name too."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The `RowOptions` of a method, with defaults filled in."""
-
-    reads: tuple[str, ...] | None = None
-    """The columns that the method needs; None where not declared."""
-    writes: tuple[str, ...] | None = None
-    """The columns of its result; None where not declared."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +25,10 @@ class Registration:
     is_async: bool
     by_reference: bool = False
     """Whether the rows that it returns stay where they were made."""
-    rows: Rows = field(default_factory=Rows)
+    reads: tuple[str, ...] | None = None
+    """The columns that it needs; None where not declared."""
+    writes: tuple[str, ...] | None = None
+    """The columns of its result; None where not declared."""
 
 
 def registration_of(method: object) -> Registration | None:

@@ -4,44 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from podium.errors import DataError
 from podium.protocol import Batch
 
 T = TypeVar("T")
-
-_as_sent: ContextVar[bool] = ContextVar("podium_as_sent", default=False)
-"""Whether what is being copied is on its way to a rank."""
-
-
-def copied_as_sent(value: T, memo: dict[int, Any] | None = None) -> T:
-    """A deep copy of what is sent to ranks; futures in the memo stay as they are.
-
-    DataError for any other future in it, since futures stay in the driver.
-    """
-    token = _as_sent.set(True)
-    try:
-        return copy.deepcopy(value, memo)
-    finally:
-        _as_sent.reset(token)
-
-
-def refuse_to_be_sent() -> None:
-    """DataError where a future is being copied in order to be sent."""
-    if _as_sent.get():
-        raise stays_in_driver()
-
-
-def stays_in_driver() -> DataError:
-    return DataError(
-        "a future stays in the driver: it is replaced by its value where it is an argument itself, not inside a list or dict, "
-        "and where the method was registered with materialize_futures=True; call .get() on it"
-    )
 
 
 def detached_copy(value: T) -> T:
@@ -50,7 +20,7 @@ def detached_copy(value: T) -> T:
     Parameters stay parameters. Raises what `copy.deepcopy` raises, and DataError for a future.
     """
     with _Detached():
-        return copied_as_sent(value)
+        return copy.deepcopy(value)
 
 
 def detached(value: Any) -> Any:
