@@ -18,7 +18,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
-from podium.protocol.arrays import array_of, read_as, tensor_bytes
+from podium.protocol.arrays import array_of, read_as
 from podium.protocol.columns import check_layout
 
 WIRE_VERSION = 4
@@ -56,14 +56,6 @@ def pack(batch: Mapping[str, Tensor], *, buffers: bool) -> Packed:
             offsets.append(_record(own, buffers))
         columns.append((key, _record(values, buffers), places[id(own)], jg.ragged_dim(column)))
     return WIRE_VERSION, columns, offsets
-
-
-def packed_if_small(batch: Mapping[str, Tensor]) -> Packed | None:
-    """Records that belong inside a message; None if a column, or its offsets, has more than `IN_BAND_BYTES`."""
-    for column in batch.values():
-        if tensor_bytes(column) > IN_BAND_BYTES or (jg.is_jagged(column) and jg.parts(column)[1].nbytes > IN_BAND_BYTES):
-            return None
-    return pack(batch, buffers=False)
 
 
 def unpack(packed: Packed) -> dict[str, Tensor]:

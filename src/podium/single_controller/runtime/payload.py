@@ -22,10 +22,8 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import DataProto, is_rows
 from podium.protocol.columns import ObjectColumn
-from podium.protocol.data_proto import rows_of
 from podium.protocol.meta import IMMUTABLE, copy_meta
 from podium.protocol.remote_rows import RemoteRows
-from podium.protocol.wire import packed_if_small
 from podium.single_controller.runtime.copies import carries_graph
 
 NOTHING = b""
@@ -36,8 +34,6 @@ IN_MESSAGE_BYTES = 64 * 1024
 """Buffers of together more than this travel beside the message."""
 FEW = 64
 """A longer list of simple values is left to cloudpickle, which looks at it in C."""
-_ROWS, _ROWS_ARGUMENT = b"rows:", b"argument:"
-"""What a message begins with that is a small batch, or a call with one as its only argument."""
 
 
 class HoldsReference(Exception):  # noqa: N818 - a signal to the caller, not an error
@@ -62,8 +58,6 @@ def pack(value: Any, is_reference: Callable[[object], bool]) -> Packed:
     """The value as a message. HoldsReference if it holds one of Ray's references."""
     if value is None:
         return NOTHING
-    if (small := _small_rows(value)) is not None:
-        return small
     buffers: list[pickle.PickleBuffer] = []
     if is_plain(value):
         message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
@@ -84,8 +78,6 @@ def unpack(packed: Packed) -> Any:
         return pickle.loads(packed.pickled, buffers=map(_own_copy, packed.buffers))
     if not packed:
         return None
-    if packed.startswith((_ROWS, _ROWS_ARGUMENT)):
-        return _rows_in(packed)
     if not packed.startswith(_WITH_BUFFERS):
         return pickle.loads(packed)
     pickled, buffers = pickle.loads(memoryview(packed)[len(_WITH_BUFFERS) :])
@@ -137,44 +129,6 @@ class _Writable:
         self.owner = array
         interface = array.__array_interface__
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
-
-
-def _small_rows(value: object) -> bytes | None:
-    """The message of a small batch without objects, alone or a call's only argument: it names no class and no function.
-
-    To look these up costs a rank, whose caches are cold, as much as the rows do.
-    """
-    is_argument = _is_one_argument(value)
-    rows: Any = value[0][0] if is_argument else value  # type: ignore[index]
-    is_tensordict = _is_tensordict(rows)
-    if is_tensordict:
-        try:
-            rows = DataProto.from_tensordict(rows)
-        except DataError:  # nested ones, and other than one batch dimension
-            return None
-    if type(rows) is not DataProto or not is_plain(rows):
-        return None
-    packed = packed_if_small(rows._checked().batch)
-    if packed is None:
-        return None
-    message = pickle.dumps((packed, rows.meta_info, is_tensordict), protocol=5)
-    return (_ROWS_ARGUMENT if is_argument else _ROWS) + message
-
-
-def _is_one_argument(value: object) -> bool:
-    """Whether it looks like the (args, kwargs) of a call with one argument."""
-    if type(value) is not tuple or len(value) != 2:
-        return False
-    args, kwargs = value
-    return type(args) is tuple and len(args) == 1 and type(kwargs) is dict and not kwargs
-
-
-def _rows_in(message: bytes) -> Any:
-    is_argument = message.startswith(_ROWS_ARGUMENT)
-    packed, meta, is_tensordict = pickle.loads(memoryview(message)[len(_ROWS_ARGUMENT if is_argument else _ROWS) :])
-    rows = rows_of(packed, meta)
-    rows = rows.to_tensordict() if is_tensordict else rows
-    return ((rows,), {}) if is_argument else rows
 
 
 _SIMPLE = (type(None), bool, int, float, str)
