@@ -59,7 +59,7 @@ SURFACE = {
         edited read_sources split_name write_sources
     """,
     "podium.protocol": """
-        AUTO_PADDING_KEY Batch DataProto DataProtoItem Field Mergeable MetaPolicy PADDING_ROWS_KEY check_fields column_names
+        AUTO_PADDING_KEY Batch DataProto DataProtoItem Field Mergeable PADDING_ROWS_KEY check_fields column_names
         concat_rows from_padded interleave_groups is_rows jagged_from_rows marks_of_padding num_rows object_column
         pad_dataproto_to_divisor partition_rows to_padded unpad_dataproto whole_number with_padding without_padding
     """,

@@ -18,7 +18,7 @@ from torch import Tensor
 from podium.compat.verl import tensordict_ops as tu
 from podium.errors import DataError
 from podium.observability import Mean, Metrics, Sum
-from podium.protocol import DataProto, Mergeable, MetaPolicy, object_column
+from podium.protocol import DataProto, Mergeable, object_column
 from podium.protocol.blocks import LocalBlock, to_header_and_block
 from podium.protocol.jagged import jagged, parts
 from podium.protocol.remote_rows import RemoteRows
@@ -364,7 +364,7 @@ def test_values_that_cannot_be_compared_are_named(make: Any) -> None:
     data, second = (DataProto({"x": sides["x"]}, meta_info={"m": sides["m"]}) for sides in (one, other))
     with pytest.raises(DataError, match=r"union: meta key 'm' is in both batches: values of .* cannot be compared .*select"):
         data.union(second)
-    with pytest.raises(DataError, match=r"concat: meta 'm', parts 0 and 1: values of .* cannot be compared .*'m': 'list'"):
+    with pytest.raises(DataError, match=r"concat: meta 'm', parts 0 and 1: values of .* cannot be compared .*merges itself"):
         DataProto.concat([data, second])
     rows, others = (DataProto(non_tensor_batch={"o": ["a", sides["m"]]}) for sides in (one, other))
     with pytest.raises(DataError, match=r"union: object column 'o' is in both batches: row 1: values of .* cannot be compared"):
@@ -466,7 +466,7 @@ def test_other_meta_must_agree_but_may_be_missing() -> None:
     )
     assert data.meta_info["a"] == 1
     assert data.meta_info.keys() == {"a", "b"}
-    with pytest.raises(DataError, match="meta 'a' is 1 in part 1 but 2 in part 2"):
+    with pytest.raises(DataError, match="meta 'a' must be equal in all parts, got 1 in part 1 and 2 in part 2"):
         DataProto.concat([DataProto(), DataProto(meta_info={"a": 1}), DataProto(meta_info={"a": 2})])
 
 
@@ -503,8 +503,7 @@ class Itself:
 def test_what_is_joined_shares_no_meta_with_its_parts(count: int) -> None:
     metrics = [{"lens": np.array([1, 2]), "texts": [["a"]]} for _ in range(count)]
     parts_ = [DataProto({"x": torch.ones(1)}, meta_info={"metrics": one, "own": Itself(), "plain": [1]}) for one in metrics]
-    policies: dict[str, MetaPolicy] = {} if count == 1 else {"plain": "list"}
-    joined = DataProto.concat(parts_, meta_policies=policies).meta_info
+    joined = DataProto.concat(parts_).meta_info
     joined["metrics"]["lens"][0][0] = 9
     joined["metrics"]["texts"][0].append("b")
     joined["own"].seen.append(2)

@@ -41,7 +41,7 @@ def test_every_kind_of_value_comes_back_equal(tmp_path: Path) -> None:
     ]
     meta = {"step": 7, "scale": torch.tensor(0.5), "nested": {"array": np.arange(3), "t": (torch.ones(1),)}, "nan": float("nan")}
     meta["numpy"] = [np.float32(0.1), np.bool_(True), np.uint64(2**64 - 1)]
-    data = DataProto(tensors, {"o": objects}, meta, auto_padding=True, meta_policies={"step": "max"})
+    data = DataProto(tensors, {"o": objects}, meta, auto_padding=True)
     data.save_to_disk(str(tmp_path / "made" / "batch"))
     loaded = DataProto.load_from_disk(str(tmp_path / "made" / "batch"))
     for mine, theirs in zip(loaded._tables(), data._tables(), strict=True):

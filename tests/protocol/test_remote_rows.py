@@ -185,10 +185,9 @@ def fill(data: st.DataObject, pair: Pair) -> Iterable[Pair]:
 @operation
 def concat_of_one_source(data: st.DataObject, pair: Pair) -> Iterable[Pair]:
     parts = [numbers_of(data, len(pair)) for _ in range(data.draw(st.integers(1, 3)))]
-    policies: Any = {"step": "list"}
     yield Pair(
-        RemoteRows.concat([pair.remote[part] for part in parts], meta_policies=policies),
-        DataProto.concat([pair.plain[part] for part in parts], meta_policies=policies),
+        RemoteRows.concat([pair.remote[part] for part in parts]),
+        DataProto.concat([pair.plain[part] for part in parts]),
     )
 
 

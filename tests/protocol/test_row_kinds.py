@@ -259,7 +259,9 @@ def test_the_mark_is_read_from_either_kind() -> None:
 
 def test_the_mark_must_agree_where_parts_say_something() -> None:
     off = DataProto({"x": torch.ones(1)}, meta_info={AUTO_PADDING_KEY: False})
-    with pytest.raises(DataError, match=f"meta '{AUTO_PADDING_KEY}' is True in part 0 but False in part 1"):
+    with pytest.raises(
+        DataError, match=f"meta '{AUTO_PADDING_KEY}' must be equal in all parts, got True in part 0 and False in part 1"
+    ):
         DataProto.concat([DataProto({"x": torch.ones(1)}, auto_padding=True), off])
 
 
@@ -315,7 +317,7 @@ def test_tensors_of_the_whole_batch_are_compared_when_parts_are_joined() -> None
     parts = [DataProto({"x": torch.ones(1)}, meta_info={"scale": torch.tensor([1.0, nan])}) for _ in range(2)]
     assert DataProto.concat(parts).meta_info["scale"].tolist()[0] == 1.0
     parts[1].meta_info["scale"] = torch.tensor([2.0, nan])
-    with pytest.raises(DataError, match=r"meta 'scale' is .* in part 0 but .* in part 1"):
+    with pytest.raises(DataError, match=r"meta 'scale' must be equal in all parts, got .* in part 0 and .* in part 1"):
         DataProto.concat(parts)
 
 

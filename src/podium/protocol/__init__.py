@@ -5,7 +5,7 @@ from podium.protocol.batch import Batch
 from podium.protocol.columns import object_column, whole_number
 from podium.protocol.data_proto import DataProto
 from podium.protocol.jagged import from_padded, jagged_from_rows, to_padded
-from podium.protocol.merging import Mergeable, MetaPolicy
+from podium.protocol.merging import Mergeable
 from podium.protocol.meta import AUTO_PADDING_KEY, PADDING_ROWS_KEY
 from podium.protocol.padding import marks_of_padding, with_padding, without_padding
 from podium.protocol.row_dicts import DataProtoItem
@@ -28,7 +28,6 @@ __all__ = [
     "DataProtoItem",
     "Field",
     "Mergeable",
-    "MetaPolicy",
     "check_fields",
     "column_names",
     "concat_rows",

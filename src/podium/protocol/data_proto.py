@@ -32,7 +32,6 @@ from podium.protocol.arrays import tensor_bytes
 from podium.protocol.batch import Batch, Columns, batch_of, tensors_of
 from podium.protocol.columns import ObjectColumn
 from podium.protocol.indexing import LastBatch, RowIndex
-from podium.protocol.merging import MetaPolicy
 from podium.protocol.row_dicts import DataProtoItem
 
 if TYPE_CHECKING:
@@ -57,13 +56,11 @@ class DataProto:
         meta_info: Mapping[str, Any] | None = None,
         *,
         auto_padding: bool = False,
-        meta_policies: Mapping[str, MetaPolicy] | None = None,
     ) -> None:
         """Take columns as they are (storage is shared). DataError when two columns disagree on the row count, or have one name.
 
         Values of the meta are taken as they are, too, so a list in it stays the caller's; what operations return shares none.
-        `auto_padding` allows dispatch to pad the rows to equal shards. `meta_policies` says how values of the meta become one
-        when batches are concatenated, for those that need not be equal. Both stay with the rows through every operation.
+        `auto_padding` allows dispatch to pad the rows to equal shards; it stays with the rows through every operation.
         """
         tensors = Batch(tensors_of(batch))
         is_even = col.is_even(tensors)
@@ -74,8 +71,6 @@ class DataProto:
             raise DataError(f"auto_padding is True or False, got {auto_padding!r}")
         if auto_padding:
             self.meta_info[mt.AUTO_PADDING_KEY] = True
-        if meta_policies:
-            self.meta_info[mt.META_POLICIES_KEY] = merging.check_policies(meta_policies, self.meta_info)
         if self.non_tensor_batch or not is_even:
             col.check_row_counts(self.batch, self.non_tensor_batch)
 
@@ -285,7 +280,6 @@ class DataProto:
         cls,
         data: Sequence[Self],
         *,
-        meta_policies: Mapping[str, MetaPolicy] | None = None,
         missing: Literal["error", "none"] = "error",
     ) -> Self:
         """The rows of all data, in order. Every part must have the same columns, of the same dtype and kind.
@@ -293,8 +287,7 @@ class DataProto:
         With `missing="none"` they become what one worker would have made of all rows. A column that some part lacks, or has as
         objects, becomes objects, None where it is missing. Numbers of several types get one that holds them all, or become
         objects. Parts without rows decide nothing.
-        Meta may be missing in some data. How it merges: `meta_policies` overrules what the data declare; a `Mergeable` value
-        merges itself; any other must be equal.
+        Meta may be missing in some data. A `Mergeable` value merges itself; any other must be equal.
         """
         if not data:
             raise DataError("concat needs at least one batch")
@@ -309,7 +302,7 @@ class DataProto:
         return cls(
             moves.concat_tensors(tensors),
             {key: col.joined_arrays(key, [table[key] for table in objects]) for key in objects[0]},
-            merging.merge_meta(metas, data, meta_policies),
+            merging.merge_meta(metas, data),
         )
 
     # -- padding ------------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from podium.errors import DataError
-from podium.protocol import equality, merging, wording
+from podium.protocol import equality, wording
 from podium.protocol import jagged as jg
 from podium.protocol.columns import ObjectColumn, as_objects, pick
-from podium.protocol.meta import META_POLICIES_KEY, copy_meta
+from podium.protocol.meta import copy_meta
 
 Tables: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, ObjectColumn], Mapping[str, Any]]
 
@@ -25,15 +25,13 @@ def join_tables(mine: Tables, theirs: Tables) -> tuple[dict[str, Any], dict[str,
             f"union: column {key!r} is of tensors in one batch and of objects in the other; each name is one column: rename the "
             "tensor column, or leave one of them out by select()"
         )
-    declared = merging.joined_policies([mine[2], theirs[2]])
     for kind, table, added in zip(("tensor column", "object column", "meta key"), mine, theirs, strict=True):
-        for key in table.keys() & added.keys() - {META_POLICIES_KEY}:
+        for key in table.keys() & added.keys():
             pair = table[key], added[key]
             if kind == "object column" and pair[0].dtype != pair[1].dtype:
                 pair = as_objects(pair[0]), as_objects(pair[1])  # as where the numbers of one of them were given in a list
             _check_equal(f"union: {kind} {key!r}", *pair)
-    meta = {**mine[2], **copy_meta(theirs[2])} | ({META_POLICIES_KEY: declared} if declared else {})
-    return {**mine[0], **theirs[0]}, {**mine[1], **theirs[1]}, meta
+    return {**mine[0], **theirs[0]}, {**mine[1], **theirs[1]}, {**mine[2], **copy_meta(theirs[2])}
 
 
 def _check_equal(what: str, mine: Any, theirs: Any) -> None:

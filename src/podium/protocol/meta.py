@@ -1,10 +1,9 @@
 """What is true of a whole batch: how meta values are copied and carried along with rows.
 
-Four keys are Podium's own. `AUTO_PADDING_KEY` marks a batch that may be padded when it does not divide among ranks.
+Three keys are Podium's own. `AUTO_PADDING_KEY` marks a batch that may be padded when it does not divide among ranks.
 `PADDING_ROWS_KEY` is set on a shard that was padded: the numbers of its rows that are copies, and `PADDING_OF_KEY` of how many
-rows, since a worker may hand the meta on to rows that it does not speak of. `META_POLICIES_KEY` says how meta values merge. They
-stay with the rows through every operation, whichever meta keys it names; row operations keep the numbers right. Merging is in
-`merging.py`.
+rows, since a worker may hand the meta on to rows that it does not speak of. They stay with the rows through every operation,
+whichever meta keys it names; row operations keep the numbers right. Merging is in `merging.py`.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ PADDING_OF_KEY = "_podium_padding_of"
 """The number of rows of the batch whose rows these are. On a batch of another number the marks are stale."""
 STALE = -1
 """In its place: the marks were stale before rows were taken."""
-META_POLICIES_KEY = "_podium_meta_policies"
-"""A dict: how the values of a meta key become one when batches are concatenated, by key; absent where nothing is declared."""
 
-PRIVATE_KEYS = (AUTO_PADDING_KEY, PADDING_ROWS_KEY, PADDING_OF_KEY, META_POLICIES_KEY)
+PRIVATE_KEYS = (AUTO_PADDING_KEY, PADDING_ROWS_KEY, PADDING_OF_KEY)
 
 IMMUTABLE = frozenset({bool, bytes, complex, float, int, str, type(None)})
 

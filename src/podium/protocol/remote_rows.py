@@ -27,7 +27,6 @@ from podium.protocol.column_types import ColumnType, bytes_of_columns, joined_ty
 from podium.protocol.columns import ObjectColumn
 from podium.protocol.data_proto import DataProto
 from podium.protocol.indexing import LastBatch, RowIndex
-from podium.protocol.merging import MetaPolicy
 
 NUMBERS, LENGTHS = "<numbers {}>", "<lengths {}>"
 """Columns of `_local` that are ours: what number each row has in a source [B], and how long it is there [B]."""
@@ -180,7 +179,7 @@ class RemoteRows:
         return self._with(self._local.unmarked())
 
     @classmethod
-    def concat(cls, data: Sequence[Self], *, meta_policies: Mapping[str, MetaPolicy] | None = None) -> Self:
+    def concat(cls, data: Sequence[Self]) -> Self:
         """The rows of all parts in order, as `DataProto.concat`."""
         _check_same_columns(data)
         keys = {key: column.name for part in reversed(data) for key, column in part._remote.items()}
@@ -201,7 +200,7 @@ class RemoteRows:
             for part, name, columns in zip(parts, places, ours, strict=True):
                 columns[joined_lengths] = part._local.batch[name]
         here = [part._local_of({**part._local_tensors(), **columns}) for part, columns in zip(parts, ours, strict=True)]
-        joined = DataProto.concat(here, meta_policies=meta_policies)
+        joined = DataProto.concat(here)
         return cls(joined, remote, sources, is_tensordict=parts[0].is_tensordict)
 
     # -- columns ------------------------------------------------------------------------------------------------------

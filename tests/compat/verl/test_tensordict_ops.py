@@ -13,6 +13,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from podium.compat.verl import tensordict_ops as tu
 from podium.errors import ChunkError, DataError
+from podium.observability import Max
 from podium.protocol import DataProto, jagged_from_rows
 from tests.protocol.builders import FOUR, META, ROWS, Row, batch_of, check, lists_of
 
@@ -58,10 +59,10 @@ def test_nothing_selected_of_nothing() -> None:
 def test_meta_that_differs_is_an_error_in_every_version() -> None:
     """KD21b: the first value must not win, nor become a list per row."""
     parts = [tu.get_tensordict({"x": torch.ones(1)}, {"m": value}) for value in (1, 2)]
-    with pytest.raises(DataError, match="meta 'm' is 1 in part 0 but 2 in part 1"):
+    with pytest.raises(DataError, match="meta 'm' must be equal in all parts, got 1 in part 0 and 2 in part 1"):
         tu.concat_tensordict(parts)
-    declared = [DataProto({"x": torch.ones(1)}, meta_info={"m": value}, meta_policies={"m": "max"}) for value in (1, 2)]
-    assert tu.get(tu.concat_tensordict([part.to_tensordict() for part in declared]), "m") == 2
+    typed = [DataProto({"x": torch.ones(1)}, meta_info={"m": Max(value)}) for value in (1, 2)]
+    assert tu.get(tu.concat_tensordict([part.to_tensordict() for part in typed]), "m").value == 2
 
 
 def test_union_is_in_place_and_a_conflict_changes_nothing() -> None:

@@ -5,7 +5,7 @@ It offers the operations of `podium.protocol.remote_rows` on the driver, waits f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from podium.errors import DataError
 from podium.protocol import DataProto
 from podium.protocol.indexing import LastBatch, RowIndex
-from podium.protocol.merging import MetaPolicy
 from podium.protocol.remote_rows import RemoteRows
 from podium.protocol.rows import as_proto, is_rows
 from podium.single_controller.calls.futures import GroupFuture
@@ -123,11 +122,11 @@ class DataProtoFuture(GroupFuture[Any]):
         return map(self.of, self._rows().make_iterator(mini_batch_size, epochs, seed, last=last))
 
     @classmethod
-    def concat(cls, data: Sequence[Self | DataProto], *, meta_policies: Mapping[str, MetaPolicy] | None = None) -> Self:
+    def concat(cls, data: Sequence[Self | DataProto]) -> Self:
         """The rows of all parts in order; those of this process are copied."""
         if not data:
             raise DataError("concat needs at least one batch")
-        return cls.of(RemoteRows.concat(list(map(_rows_of, data)), meta_policies=meta_policies))
+        return cls.of(RemoteRows.concat(list(map(_rows_of, data))))
 
     def select(
         self,

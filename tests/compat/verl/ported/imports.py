@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 MODULES = {
-    "verl": "podium.protocol",
-    "verl.protocol": "podium.protocol",
+    "verl": "podium.compat.verl",
+    "verl.protocol": "podium.compat.verl",
     "verl.single_controller": "podium.compat.verl",
     "verl.single_controller.base": "podium.compat.verl",
     "verl.single_controller.base.decorator": "podium.compat.verl",
