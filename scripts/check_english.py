@@ -159,7 +159,7 @@ def findings_in_names(path: str, source: str) -> Iterator[Finding]:
                 yield Finding(path, line, code.group().strip("_"), CODE_HINT)
             words = name.replace("_", " ")
             for pattern, hint in PHRASES:
-                if (match := re.search(pattern, words)) and not re.search(r"\b[Tt]old\b", match.group()):
+                if (match := re.search(pattern, words)) and not re.search(r"\b[Tt]old\b|(?:is|are) none", match.group()):  # None
                     yield Finding(path, line, match.group(), f"{hint} (in the name {name})")
 
 

@@ -1,7 +1,7 @@
 """`docs/programming-model.md` is true: its code runs as one script on both runtimes, and its tables are those of the code.
 
-The page is run as its reader would run it, by a fresh interpreter, so that its classes live in `__main__`. All lines that
-are no code become empty ones: a traceback's line numbers are those of the page.
+The page is run as its reader would run it, by a fresh interpreter, so that its classes live in `__main__`. Lines
+outside of the code become empty: a traceback's line numbers are those of the page.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_the_class_may_be_given_by_name():
     assert Init(Echo, 5, cls="a worker's own argument").kwargs == {"cls": "a worker's own argument"}
 
 
-def test_a_wrong_constructor_argument_is_told_on_the_driver():
+def test_a_wrong_constructor_argument_is_an_error_on_the_driver():
     with pytest.raises(TypeError, match=r"Echo\(\): got an unexpected keyword argument 'y'"):
         RayClassWithInitArgs(cls=Echo, x=1, y=2)
 
@@ -154,15 +154,15 @@ def test_a_bare_class_is_enough(specs: list[GroupSpec]):
 
 
 def test_nsight_options_are_those_of_the_steps_and_the_callers_dict_stays(specs: list[GroupSpec]):
-    told = {"capture-range": "cudaProfilerApi", "capture-range-end": None}
+    options = {"capture-range": "cudaProfilerApi", "capture-range-end": None}
     made = RayClassWithInitArgs(cls=Echo, x=1)
     made.update_options({"runtime_env": {"env_vars": {"A": "1"}}})
-    RayWorkerGroup(pool(), made, profile_steps=[1, 2], worker_nsight_options=told)
+    RayWorkerGroup(pool(), made, profile_steps=[1, 2], worker_nsight_options=options)
     assert specs[0].options["runtime_env"] == {
         "env_vars": {"A": "1"},
         "nsight": {"capture-range": "cudaProfilerApi", "capture-range-end": "repeat-shutdown:12"},
     }
-    assert told["capture-range-end"] is None
+    assert options["capture-range-end"] is None
     assert "nsight" not in made.options["runtime_env"]
 
 
@@ -191,7 +191,7 @@ def test_a_group_needs_its_class():
             make(worker_names=["a"])
 
 
-def test_an_option_that_does_nothing_in_verl_is_no_option_here():
+def test_an_option_that_does_nothing_in_verl_is_refused_here():
     with pytest.raises(TypeError, match="ray_wait_register_center_timeout"):
         RayWorkerGroup(pool(), RayClassWithInitArgs(cls=Echo, x=1), ray_wait_register_center_timeout=300)
 
@@ -266,7 +266,7 @@ def test_attaching_by_names_handles_and_prefix(ray_cluster: None):
 
 @pytest.mark.timeout(120)
 @pytest.mark.slow
-def test_the_process_group_is_joined_by_verls_function_and_a_busy_group_is_not_waited_for_longer_than_asked(ray_cluster: None):
+def test_verls_function_joins_the_process_group_and_waits_briefly_for_a_busy_group(ray_cluster: None):
     with RayWorkerGroup(pool(), RayClassWithInitArgs(Joins), name_prefix="joins", detached=True) as group:
         assert [total for total, _ in group.sum_of_ranks()] == [3, 3]
         busy = group.sleep(4)
@@ -304,7 +304,7 @@ def test_a_single_additional_resource_is_taken_of_what_the_pool_reserved(ray_clu
 
 
 @pytest.mark.timeout(120)
-def test_two_groups_of_one_name_are_told_apart_before_anything_starts(ray_cluster: None):
+def test_two_groups_of_one_name_are_refused_before_anything_starts(ray_cluster: None):
     made = RayClassWithInitArgs(cls=Env)
     with RayWorkerGroup(RayResourcePool([1], use_gpu=False), made, name_prefix="twice") as group:
         with pytest.raises(ResourceError, match="give another name_prefix than 'twice'"):

@@ -105,7 +105,6 @@ def test_what_cannot_be_an_entry_is_named(tensors: dict[str, Any], meta: dict[st
 
 
 def test_rows_of_dicts_and_of_tensors() -> None:
-    """KD20."""
     data = tu.list_of_dict_to_tensordict([{"a": 1, "t": torch.tensor([1])}, {"a": 2, "t": torch.tensor([2, 3]), "b": "x"}])
     assert (tu.get(data, "a").tolist(), lists_of(tu.get(data, "t")), tu.get(data, "b")) == ([1, 2], [[1], [2, 3]], [None, "x"])
     positions = tu.nested_tensor_from_tensor_list([torch.ones(4, 2), torch.ones(4, 3)])

@@ -119,9 +119,9 @@ def test_five_rows_of_two_ranks_go_to_three(chain: Chain, padding: bool) -> None
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_rows_than_ranks_and_none(chain: Chain, count: int) -> None:
-    told = [plain(getattr(chain.consumer, way)(getattr(chain.producer, way)(rows(count)))) for way in WAYS]
-    assert told[0]["x"] == list(range(count))
-    assert all(one == told[0] for one in told)
+    found = [plain(getattr(chain.consumer, way)(getattr(chain.producer, way)(rows(count)))) for way in WAYS]
+    assert found[0]["x"] == list(range(count))
+    assert all(one == found[0] for one in found)
 
 
 def test_a_collect_of_the_users_own_is_asked_whichever_way(chain: Chain) -> None:
@@ -136,9 +136,9 @@ def test_a_collect_of_the_users_own_is_asked_whichever_way(chain: Chain) -> None
         assert plain(chain.consumer.custom(getattr(chain.producer, way)(rows(5))))["x"] == [4, 2, 3, 0, 1]
 
 
-def test_a_failure_of_the_producer_is_told_where_the_consumer_is_called(chain: Chain) -> None:
+def test_a_failure_of_the_producer_is_raised_where_the_consumer_is_called(chain: Chain) -> None:
     bad = DataProto({"x": torch.tensor([0, 99, 1])})
-    told = []
+    found = []
     for produce in [*WAYS, "custom", "custom_later"]:
         for consume in [*WAYS, "custom", "custom_later"]:
             with pytest.raises(WorkerError, match="no row 99") as caught:
@@ -147,16 +147,16 @@ def test_a_failure_of_the_producer_is_told_where_the_consumer_is_called(chain: C
             assert (error.origin.group, error.origin.method, error.origin.rank) == ("producer", produce, 0)
             assert 'raise ValueError("no row 99")' in error.remote_traceback
             assert traceback.format_exception(error)
-            told.append((error.cause_type, error.cause_message))
-    assert set(told) == {("ValueError", "no row 99")}
+            found.append((error.cause_type, error.cause_message))
+    assert set(found) == {("ValueError", "no row 99")}
 
 
-def test_a_failure_of_the_dispatch_is_told_in_the_same_words(chain: Chain) -> None:
-    told = set()
+def test_a_failure_of_the_dispatch_has_the_same_message_whichever_way(chain: Chain) -> None:
+    found = set()
     for way in WAYS:
         made = getattr(chain.producer, way)(rows(5))
         short = made.select(["x"])
         with pytest.raises(WorkerError) as caught:
             plain(chain.consumer.value(short))
-        told.add((caught.value.origin.group, caught.value.cause_type, caught.value.cause_message))
-    assert told == {("consumer", "KeyError", "'tokens'")}
+        found.add((caught.value.origin.group, caught.value.cause_type, caught.value.cause_message))
+    assert found == {("consumer", "KeyError", "'tokens'")}

@@ -1,4 +1,4 @@
-"""The states of a group's ranks: which event leads where, and what is said of calls in each."""
+"""The states of a group's ranks: which event leads where, and the error of a call in each."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_closed_life_takes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    ("event", "text"),
     [
         (Lifecycle.drain, "draining"),
         (Lifecycle.recover, "ready"),
@@ -87,7 +87,7 @@ def test_a_closed_life_takes_nothing():
         (lambda lifecycle: lifecycle.break_down("rank 1 died"), "broken since rank 1 died"),
     ],
 )
-def test_a_life_is_told_in_words(event: Callable[[Lifecycle], None], told: str):
+def test_a_lifecycle_as_text_is_its_state(event: Callable[[Lifecycle], None], text: str):
     lifecycle = Lifecycle()
     event(lifecycle)
-    assert str(lifecycle) == told
+    assert str(lifecycle) == text

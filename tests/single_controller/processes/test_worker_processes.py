@@ -65,10 +65,10 @@ def assert_opens(gate: threading.Event) -> None:
     assert gate.wait(20.0)
 
 
-# -- failures that nobody has read -----------------------------------------------------------------------------------------
+# -- failures that were not read -------------------------------------------------------------------------------------------
 
 
-def test_a_failure_that_nobody_has_read_is_raised_at_the_next_call_and_once(processes: WorkerProcesses):
+def test_a_failure_that_was_not_read_is_raised_at_the_next_call_and_once(processes: WorkerProcesses):
     script(processes, (0.0, raised(0)))
     future = call(processes)
     with pytest.raises(WorkerError, match="bad") as caught:
@@ -80,7 +80,7 @@ def test_a_failure_that_nobody_has_read_is_raised_at_the_next_call_and_once(proc
     processes.close()
 
 
-def test_a_failure_that_nobody_has_read_is_raised_at_close_and_once(processes: WorkerProcesses):
+def test_a_failure_that_was_not_read_is_raised_at_close_and_once(processes: WorkerProcesses):
     script(processes, (0.0, raised(0)))
     call(processes)
     with pytest.raises(WorkerError, match="bad"):
@@ -120,7 +120,7 @@ def test_a_failure_is_found_behind_calls_that_go_on(processes: WorkerProcesses):
     assert not futures[0].done()
 
 
-def test_after_a_break_that_was_told_close_is_quiet(processes: WorkerProcesses):
+def test_after_a_break_that_was_raised_close_is_quiet(processes: WorkerProcesses):
     script(processes, (0.0, died(0)), (0.0, died(0)))
     first, _ = call(processes), processes.submit("f", CALLS, Reply.VALUE)
     with pytest.raises(WorkerError):
@@ -222,11 +222,11 @@ def test_a_list_of_futures_keeps_no_argument():
     assert futures.get() == [None]
 
 
-# -- one group of worker processes that nobody has any more --------------------------------------------------------------------
+# -- worker processes without a reference -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_detached", [False, True])
-def test_a_crew_that_nobody_closed_ends_its_ranks_when_it_is_collected(monkeypatch: pytest.MonkeyPatch, is_detached: bool):
+def test_worker_processes_that_were_not_closed_end_when_they_are_collected(monkeypatch: pytest.MonkeyPatch, is_detached: bool):
     closed = threading.Event()
 
     class Notes(Scripted):
@@ -315,7 +315,7 @@ def test_an_argument_that_failed_is_the_error_of_the_call(processes: WorkerProce
     assert future.has_failed
 
 
-def test_a_failure_that_nobody_has_read_does_not_become_that_of_a_deferred_call(processes: WorkerProcesses):
+def test_a_failure_that_was_not_read_does_not_become_that_of_a_deferred_call(processes: WorkerProcesses):
     script(processes, (0.0, raised(0)))
     call(processes)
 
@@ -371,7 +371,7 @@ def test_a_restart_begins_a_new_life(processes: WorkerProcesses):
     assert call(processes).get() == {0: None, 1: None}
 
 
-def test_what_is_heard_of_ranks_before_a_restart_harms_none_of_those_after(processes: WorkerProcesses):
+def test_late_events_from_ranks_before_a_restart_are_ignored(processes: WorkerProcesses):
     script(processes, (0.0, died(0)))
     old = processes.submit("f", CALLS, Reply.VALUE)
     processes.restart()

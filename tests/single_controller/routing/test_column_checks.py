@@ -134,14 +134,14 @@ def test_an_answer_that_lacks_a_declared_column_is_refused_with_its_rank(group, 
     )
     assert "rank 1 returned int" in refusal(group.read, ROWS, answer=(3,))  # the mode's own message
     assert "rank 0 returned rows without the column 'y'" in refusal(group.read_later(ROWS).get)
-    assert len(group.read(ROWS)) == 4  # the group is none the worse
+    assert len(group.read(ROWS)) == 4  # the group still works
 
 
 def test_who_declares_nothing_is_not_asked(group):
     assert group.read_nothing(DataProto({"z": torch.zeros(2)})) is None
 
 
-def test_answers_that_are_no_rows_are_left_to_their_mode(group):
+def test_answers_that_are_not_rows_are_left_to_their_mode(group):
     assert group.measure(ROWS) == [2, 2]
     assert "'x'" in refusal(group.measure, ROWS.select(["mask"]))
 

@@ -82,7 +82,7 @@ def test_uneven_rows_are_all_sent_once_and_come_back(num_rows: int, num_ranks: i
     assert result.batch["x"].dtype == torch.int64
 
 
-def test_what_is_no_batch_is_copied_beside_a_batch():
+def test_arguments_that_are_not_batches_are_copied_beside_a_batch():
     args, kwargs = route_of(Dispatch.DP_COMPUTE_PROTO).dispatch_fn(TableOfMeshes(2), rows(1, 2), [8, 9], ref=rows(3, 4))
     assert row_lists(args[0]) == [[1], [2]]
     assert args[1] == Copy([8, 9])
@@ -251,7 +251,7 @@ def test_padding_is_trimmed_of_several_rows_for_each_that_carry_the_shards_own_m
 
 
 @pytest.mark.parametrize("returned", [1, 3, 5])
-def test_marks_that_came_with_the_shards_meta_are_not_believed(returned: int):
+def test_padding_marks_in_the_shards_meta_are_ignored(returned: int):
     """A worker hands meta on to rows that it made itself: the marks speak of the shard's rows, not of these."""
 
     def made_by_hand(shard: DataProto) -> DataProto:
@@ -383,7 +383,7 @@ def test_a_mode_that_this_process_does_not_know_loads_and_cannot_be_called():
 
 
 @pytest.mark.parametrize("returned", [None, ([1],), ([1], {}, 3), (1, [2])])
-def test_a_dispatch_function_that_returns_nonsense_is_told(returned: Any):
+def test_a_dispatch_function_that_returns_nonsense_is_an_error(returned: Any):
     mode = InPlaceMode("mine", lambda group, *args, **kwargs: returned, collect_all_to_all)
     with pytest.raises(DispatchError, match="a dispatch_fn must return"):
         send(mode, 1)
