@@ -60,7 +60,7 @@ def test_threads_are_bound_to_the_cores_of_the_gpus_node_that_the_process_may_us
     ("nodes", "gpu_on", "pci", "reason"),
     [
         ({0: "0-7"}, 0, GPU, "not bound: one NUMA node"),
-        ({}, 0, GPU, "not bound: this system does not tell its NUMA nodes"),
+        ({}, 0, GPU, "not bound: this system does not list its NUMA nodes"),
         ({0: "0-3", 1: "4-7"}, 1, None, "not bound: no GPU"),
         ({0: "0-3", 1: "8-9"}, 1, GPU, f"not bound: GPU {GPU} is on NUMA node 1, of which this process may use no core"),
         ({0: "0-3", 1: "4-7"}, -1, GPU, f"not bound: GPU {GPU} is on NUMA node -1, of which this process may use no core"),

@@ -121,7 +121,7 @@ def test_the_terms_are_all_at_work_in_that_batch() -> None:
 
 
 def test_the_entropy_is_that_of_the_rows_in_their_order() -> None:
-    """G8: rows of 5, 1, 4 and 2 tokens whose entropy is 0, ln 2, ln 3 and ln 4; only one row is kept at a time."""
+    """Rows of 5, 1, 4 and 2 tokens whose entropy is 0, ln 2, ln 3 and ln 4; only one row is kept at a time."""
     table = [[0.0 if column <= row else -1e9 for column in range(6)] for row in range(6)]
     batch = token_batch([[row] for row in range(4)], [[row] * length for row, length in enumerate((5, 1, 4, 2))])
     mask, offsets = parts(batch.batch["response_mask"])

@@ -202,7 +202,7 @@ def test_a_bfloat16_checkpoint_is_trained_in_float32(tmp_path: Path) -> None:
     engine.train_batch(batch_of(), LOSS)
     assert any(not torch.equal(weight, weight.bfloat16().float()) for weight in weights_of(engine).values())
     narrow = load_model(ModelConfig(path=str(tmp_path), dtype="bfloat16"), seed=0)
-    with pytest.raises(EngineError, match=r"is bfloat16, whose rounding .* load the model with model.dtype=float32"):
+    with pytest.raises(EngineError, match=r"must be float32 or float64 .* set model.dtype=float32"):
         engine_of(narrow)
 
 

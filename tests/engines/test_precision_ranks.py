@@ -1,4 +1,4 @@
-"""Mixed precision over ranks: what FSDP2 computes is what a rank alone computes with stand-ins."""
+"""Mixed precision over ranks: what FSDP2 computes is what a rank alone computes with low-precision copies."""
 
 from __future__ import annotations
 

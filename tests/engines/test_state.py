@@ -114,7 +114,7 @@ def test_the_model_is_written_as_a_folder_that_transformers_loads(tmp_path: Path
 
 
 def test_each_rank_has_its_own_dropout_and_keeps_it_over_a_resume() -> None:
-    """J4: two ranks never draw the same, and what a rank draws depends on the seed, the rank and the version alone."""
+    """Two ranks never draw the same, and what a rank draws depends on the seed, the rank and the version alone."""
 
     def drawn(rank: int, version: int) -> list[float]:
         engine = fsdp2(model_of("llama"), FSDP2Config(), OptimConfig(lr=0.01), total_steps=10, seed=3, rank=rank)

@@ -98,7 +98,7 @@ def test_the_update_is_that_of_a_plain_loop(name: str, loss: Loss) -> None:
 
 
 def test_temperature_reaches_the_gradient() -> None:
-    """F13: the same as dividing the logits in a plain loop."""
+    """The same as dividing the logits in a plain loop."""
     expected, norm = plain_update("llama", batch_of(), LOSS, temperature=0.7)
     for layout, budget in CUTS:
         engine = engine_of("llama", layout=layout, budget=budget)
@@ -177,7 +177,7 @@ def watch_logits(engine: FSDP2Engine, refs: list[weakref.ref[Tensor]]) -> Remova
 
 @pytest.mark.parametrize("layout", ["bucketed", "packed", "shared"])
 def test_no_graph_is_alive_when_the_next_micro_batch_starts(layout: Layout) -> None:
-    """C5: eight micro-batches; at the start of each, logits, log-probs and losses of those before are gone."""
+    """Eight micro-batches; at the start of each, logits, log-probs and losses of those before are gone."""
     engine, loss = engine_of("llama", layout=layout, budget=7), Watching()
     engine.infer_batch(batch_of([(3, 4)]))  # the trial of packing is over
     refs: list[weakref.ref[Tensor]] = loss.refs  # type: ignore[attr-defined]
@@ -227,7 +227,7 @@ def test_the_global_random_state_is_left_alone() -> None:
 
 def test_a_loss_that_miscounts_is_refused_with_both_numbers() -> None:
     batch = token_batch([[1, 2]], [[3, 4, 5]])
-    with pytest.raises(EngineError, match=r"Miscounting\.count says 3.0, its parts add up to 4.0"):
+    with pytest.raises(EngineError, match=r"Miscounting\.count gives 3.0 .* add up to 4.0"):
         engine_of("llama").train_batch(batch, Miscounting())
 
 
@@ -257,7 +257,7 @@ def masked_out(batch: DataProto) -> DataProto:
 
 @pytest.mark.parametrize("loss", [LOSS, DROPPING, SFTLoss(), clipped(0.2, 0.3, Aggregation("seq-mean-token-mean"))])
 def test_a_mask_of_zeros_changes_nothing(loss: Loss) -> None:
-    """G10 (1): no exception, no change of parameters or optimizer; also for no rows at all."""
+    """No exception, no change of parameters or optimizer; also for no rows at all."""
     for empty in (masked_out(batch_of()), batch_of()[[]]):
         engine = engine_of("llama", weight_decay=0.1)
         engine.train_batch(batch_of(), LOSS)
@@ -284,7 +284,7 @@ def test_mini_batches_with_nothing_to_say_are_not_taken_for_a_broken_run() -> No
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_is_skipped_and_the_next_step_is_fine(factor: float) -> None:
-    """G10 (2): at step 2; parameters and optimizer as they were, counter 1, step 3 as if step 2 had not been."""
+    """at step 2; parameters and optimizer as they were, counter 1, step 3 as if step 2 had not been."""
     engine, straight = engine_of("llama", budget=16), engine_of("llama", budget=16)
     for one in (engine, straight):
         one.train_batch(batch_of(), LOSS)
@@ -302,7 +302,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_the_next_step_is_fine(fact
 
 
 def test_one_poisoned_micro_batch_of_several_is_enough_to_skip() -> None:
-    """G10 (2): whichever comes first."""
+    """whichever comes first."""
     batch = batch_of()
     advantages, offsets = parts(batch.batch["advantages"])
     for token in (0, len(advantages) - 1):
@@ -325,7 +325,7 @@ def test_a_loss_that_is_not_finite_is_skipped_though_its_gradient_is_finite() ->
 
 
 def test_ten_in_a_row_end_the_run_with_the_parameters_of_before() -> None:
-    """G10 (2): N in a row stop with a message; a good one in between starts the count again."""
+    """N in a row stop with a message; a good one in between starts the count again."""
     engine, batch = engine_of(bigram([[0.0, 1.0], [1.0, 0.0]])), token_batch([[0]], [[1]])
     for _ in range(MAX_SKIPPED_UPDATES - 1):
         engine.train_batch(batch, Scaled(math.nan))

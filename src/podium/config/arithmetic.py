@@ -67,7 +67,7 @@ def _place(table: PartTable, part: PartSettings) -> str:
 
 
 def _placement(config: RunConfig) -> list[str]:
-    """Where the ranks go; which nodes there are, is known when the run starts."""
+    """Where the ranks go. The nodes are known only when the run starts."""
     if not capabilities_of(config.runtime_name).own_processes:
         return []
     gpus = {None: "a GPU each, if the cluster has any", True: "a GPU each", False: "no GPU"}[config.use_gpu]
@@ -75,20 +75,20 @@ def _placement(config: RunConfig) -> list[str]:
 
 
 def _threads(config: RunConfig) -> str:
-    """Which threads a rank gets; how large the model is, is not known without reading its config."""
+    """How many threads a rank gets. The size of the model is not known here."""
     if config.threads_per_rank:
         return f"{config.threads_per_rank} torch thread(s) each"
     return "torch threads: cores of a node / its ranks, or 1 each for a model below 5 M parameters (threads_per_rank=0)"
 
 
 def _epochs(config: RunConfig, prompts: int) -> str:
-    """How often each training problem is seen; how many rows files hold is not known without reading them."""
+    """How often each training problem is used. The number of rows in files is not known here."""
     num_train = config.task.num_train
     return f", {prompts / num_train:.2f} epochs of {num_train} training problems" if num_train is not None else ""
 
 
 def _terms(config: RunConfig) -> list[str]:
-    """What the loss and the reward hold beside the surrogate and the verifier's number."""
+    """The terms of the loss and the reward besides the surrogate and the verifier's number."""
     actor, algorithm, lines = config.actor, config.algorithm, []
     if actor.use_kl_loss:
         lines.append(f"loss + {actor.kl_loss_coef} x KL from the reference ({actor.kl_loss_type})")
@@ -102,7 +102,7 @@ def _terms(config: RunConfig) -> list[str]:
 
 
 def _unfit_ranks(config: RunConfig) -> list[str]:
-    """Why the ranks cannot be placed, or started, as asked for."""
+    """Why the ranks cannot be placed or started with these settings."""
     reasons = []
     if config.num_workers % config.nodes:
         lower = config.num_workers - config.num_workers % config.nodes
@@ -128,7 +128,7 @@ def _runtimes_with(capability: Capability) -> str:
 
 
 def _unfit_terms(config: RunConfig) -> list[str]:
-    """Why the terms of the loss and the reward cannot be as asked for."""
+    """Why the terms of the loss and the reward do not fit together."""
     actor, reasons = config.actor, []
     if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
         longest = config.rollout.sampling.max_new_tokens
@@ -145,7 +145,7 @@ def _unfit_terms(config: RunConfig) -> list[str]:
 
 
 def _without_effect(config: RunConfig) -> list[str]:
-    """Settings that were changed though what they belong to is off: ignoring them in silence would look like obeying."""
+    """Settings that were changed while the feature that reads them is off. To ignore them in silence would mislead."""
     actor, algorithm, reward = config.actor, config.algorithm, config.reward
     kl_loss, kl_reward = "actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"
     profiler = tuple(name for name in ProfilerConfig.model_fields if name != "tool")
@@ -170,14 +170,14 @@ def _without_effect(config: RunConfig) -> list[str]:
 
 
 def _unfit_profile(config: RunConfig) -> list[str]:
-    """Why nothing, or less than was asked for, would be recorded."""
+    """Why the profiler would record nothing, or less than the settings ask for."""
     profiler, reasons = config.profiler, []
     late = [step for step in profiler.steps if step > config.trainer.total_steps]
     absent = [rank for rank in profiler.ranks if rank >= config.num_workers]
     if late:
         reasons.append(f"profiler.steps has {late[0]}, but trainer.total_steps is {config.trainer.total_steps}")
     if absent:
-        reasons.append(f"profiler.ranks: there is no rank {absent[0]}, num_workers={config.num_workers} has ranks from 0")
+        reasons.append(f"profiler.ranks has {absent[0]}, but num_workers is {config.num_workers}: ranks count from 0")
     if profiler.all_ranks and profiler.ranks:
         reasons.append("profiler.all_ranks=true and profiler.ranks contradict each other: use one")
     if profiler.tool != "none" and not profiler.steps:
@@ -195,14 +195,14 @@ def _profile(config: RunConfig) -> list[str]:
 
 
 def _unfit_dtype(config: RunConfig) -> list[str]:
-    """A bfloat16 number has 8 significant bits, so AdamW's step of about lr is rounded away wherever it is below 2^-9 of the
-    weight: for 50 steps at lr 1e-6, 2.6 % of the intended change was found in the weights."""
+    """A bfloat16 number has 8 significant bits, so AdamW's step of about lr is lost wherever it is below 2^-9 of the weight.
+    After 50 steps at lr 1e-6, 2.6 % of the intended change had arrived in the weights."""
     if config.model.dtype != "bfloat16":
         return []
     return [
-        "model.dtype=bfloat16 cannot be trained: weights of 8 significant bits round updates below 1/512 of their own size to "
-        f"nothing, which is nearly all of them at RL's learning rates (actor.optim.lr={config.actor.optim.lr:g}). Use "
-        "model.dtype=float32, with actor.engine.compute_dtype=bfloat16 to compute in bfloat16 all the same (mixed precision)"
+        "model.dtype=bfloat16 cannot be trained: its 8 significant bits lose updates below 1/512 of the weight, which is nearly "
+        f"every update at RL's learning rates (actor.optim.lr={config.actor.optim.lr:g}). Use model.dtype=float32, with "
+        "actor.engine.compute_dtype=bfloat16 to compute in bfloat16 (mixed precision)"
     ]
 
 

@@ -1,4 +1,4 @@
-"""From YAML and `key=value` to a `RunConfig`, and back. Every complaint is one `ConfigError` that names all bad keys."""
+"""From YAML and `key=value` to a `RunConfig`, and back. One `ConfigError` lists all bad keys."""
 
 from __future__ import annotations
 

@@ -70,12 +70,12 @@ class ModelConfig(Settings):
     """Attributes of the model's config to change, e.g. `{hidden_size: 96}`."""
     dtype: Annotated[Literal["float32", "bfloat16", "float64"], BeforeValidator(_not_float16)] = "float32"
     """dtype of the parameters, whatever they are saved in. A model that is trained cannot be `bfloat16`: its optimizer would
-    round small updates away; `actor.engine.compute_dtype` computes in bfloat16 all the same."""
+    round small updates away. Set `actor.engine.compute_dtype` to compute in bfloat16."""
     trust_remote_code: bool = False
     """Passed to transformers; runs code that comes with the model."""
 
     def moved_to(self, path: str) -> ModelConfig:
-        """The same model, loaded the same way, saved at another path: its config there has the overrides in it already."""
+        """The same model, saved at another path, where its config already has the overrides."""
         return self.model_copy(update={"path": path, "override_config": {}})
 
 
@@ -88,7 +88,7 @@ class TaskConfig(PartSettings):
     params: dict[str, Scalar] = {}
     """Options of that dataset, e.g. `{min_word_len: 3}`."""
     prompt_pattern: Annotated[str, AfterValidator(_checked_pattern)] | None = None
-    """A regular expression that is searched in the dataset's question: its groups, with a space between them, are the prompt.
+    """A regular expression that is searched in the question. Its groups, with a space between them, are the prompt.
     null: the whole question."""
     few_shot: Annotated[int, Field(ge=0)] = 0
     """Solved examples before each question, a line each, the same for all and in no split. The question is the last line."""
@@ -118,7 +118,7 @@ class TaskConfig(PartSettings):
 
     @property
     def has_files(self) -> bool:
-        """Whether the task is the user's own files rather than a dataset of reasoning-gym."""
+        """Whether the task is rows of files."""
         return self.name == "files"
 
     @model_validator(mode="after")

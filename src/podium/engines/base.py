@@ -1,7 +1,7 @@
-"""What every training engine shares: a mini-batch in, one optimizer step out, whatever the backend.
+"""What every training engine shares: a mini-batch in, one optimizer step out.
 
-Written once here: micro-batches with equal rounds on every rank, the loss as a sum over one global count, metrics, row
-order. A backend says how a micro-batch goes through its model and how its ranks agree.
+Here: micro-batches with equal rounds on every rank, the loss as a sum over one global count, metrics, row
+order. A backend defines how a micro-batch goes through its model and how its ranks agree.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class BaseEngine(ABC):
     """A model that can be trained. `version` counts the optimizer steps that were asked for, skipped ones included.
 
     Batches carry the jagged int64 columns `input_ids` (a prompt of at least one token, and the response) and `responses`,
-    both [B, *]. DataError names the first row that has no prompt: nothing would predict its first token. Padding rows
-    (`DataProto.padding_mask`) are never computed and count for nothing.
+    both [B, *]. DataError names the first row without a prompt, whose first token would not be predicted. Padding rows
+    (`DataProto.padding_mask`) are not computed and do not count.
     """
 
     @abstractmethod
@@ -68,7 +68,7 @@ class BaseEngine(ABC):
     def train_batch(self, batch: DataProto, loss: Loss, *, temperature: float = 1.0) -> Metrics:
         """One optimizer step on a mini-batch (this rank's rows of it).
 
-        The gradient is that of `sum / count` over the mini-batch of all ranks, however it is cut. A loss or a gradient that
+        The gradient is that of `sum / count` over the mini-batch of all ranks, for any micro-batches. A loss or a gradient that
         is not finite leaves parameters and optimizer as they are; EngineError after MAX_SKIPPED_UPDATES of them in a row. A
         mini-batch of count 0 is skipped too, but is not one of them.
         """
@@ -88,7 +88,9 @@ class BaseEngine(ABC):
             seen = self._sum_over_ranks(seen if bool(total.isfinite()) else math.nan)  # one rank's NaN reaches all
             is_finite = not math.isnan(seen)
             if is_finite and not math.isclose(seen, count, rel_tol=1e-9):  # counts may be fractions: their order matters
-                raise EngineError(f"{type(loss).__name__}.count says {count}, its parts add up to {seen}")
+                raise EngineError(
+                    f"{type(loss).__name__}.count gives {count} for the mini-batch, but its micro-batches add up to {seen}"
+                )
             step = self._optimizer_step(is_skipped=count == 0 or not is_finite)
         self._note(step, is_finite=is_finite)
         own_share = count / self.dp_size
@@ -118,7 +120,7 @@ class BaseEngine(ABC):
     def _rounds(self, batch: DataProto, *, together: str | None = None) -> Iterator[tuple[MicroBatch, DataProto]]:
         """This rank's micro-batches, and empty ones until every rank has had its last: all make the same number of passes.
 
-        At least one: a gradient of zero is not the same as none, with which the optimizer would not decay its moments.
+        At least one pass: with no gradient at all, unlike with a gradient of zero, the optimizer would not decay its moments.
         """
         micros = self._plan(batch) if together is None else self._plan_together(batch, together)
         num_empty = int(self._max_over_ranks(max(1, len(micros)))) - len(micros)
@@ -126,13 +128,13 @@ class BaseEngine(ABC):
             yield micro, batch[micro.rows].to(self.device)
 
     def _accumulate(self, loss: Loss, micro: MicroBatch, rows: DataProto, temperature: float, *, denominator: float) -> LossSum:
-        """Forward and backward of one micro-batch. Returns without a graph, so that nothing of it is alive in the next one."""
+        """Forward and backward of one micro-batch. The result has no graph, so that its memory is free for the next one."""
         part = loss(self._token_outputs(rows, micro, temperature, loss.outputs), rows)
         self._backward(part.total / denominator)
         return replace(part, total=part.total.detach())
 
     def _plan_together(self, batch: DataProto, column: str) -> list[MicroBatch]:
-        """Micro-batches for a loss that compares rows: those of one number in the column are in one micro-batch."""
+        """Micro-batches for a loss that compares rows: rows with the same number in the column are in one micro-batch."""
         lengths = lengths_of(batch.batch["input_ids"]).tolist()
         return plan_units(lengths, unit_ids(batch, column), max_tokens=self.max_micro_tokens)
 
@@ -150,8 +152,8 @@ class BaseEngine(ABC):
         prompt_lengths_B = lengths_B - lengths_of(batch.batch["responses"])
         for row in ((prompt_lengths_B < 1) & is_real_B).nonzero().flatten()[:1].tolist():
             raise DataError(
-                f"row {row} has {int(prompt_lengths_B[row])} prompt tokens (input_ids minus responses), at least one is needed "
-                "to predict the response; begin the prompt with a beginning-of-sequence token"
+                f"row {row} must have at least one prompt token (input_ids minus responses), got "
+                f"{int(prompt_lengths_B[row])}; begin the prompt with a beginning-of-sequence token"
             )
         for limit in self.row_limits:
             for row in ((lengths_B > limit.tokens) & is_real_B).nonzero().flatten()[:1].tolist():
@@ -175,7 +177,7 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def _plan(self, batch: DataProto) -> list[MicroBatch]:
-        """Micro-batches of this rank's rows, all of them once; other ranks may have more, or fewer."""
+        """Micro-batches of this rank's rows, all of them once; other ranks may have another number of them."""
 
     @abstractmethod
     def _token_outputs(self, rows: DataProto, micro: MicroBatch, temperature: float, names: Sequence[str]) -> Outputs:
@@ -202,11 +204,11 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def _training(self) -> AbstractContextManager[None]:
-        """With gradients, which are gone on exit; noise only if asked for, seeded by (seed, rank, version)."""
+        """With gradients, which are cleared on exit; noise only with `dropout`, seeded by (seed, rank, version)."""
 
     @abstractmethod
     def _inferring(self) -> AbstractContextManager[None]:
-        """Eval mode without gradients; the mode before comes back, for this may happen inside `_training`."""
+        """Evaluation mode without gradients. On exit the earlier mode is restored, since this may run inside `_training`."""
 
     @abstractmethod
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -216,15 +218,15 @@ class BaseEngine(ABC):
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Everything that a resumed run needs: tensors (weights and optimizer) and numbers. Every rank must call it.
 
-        The tensors are whole whatever the number of ranks, and rank 0 alone has them. They may be the engine's own and change
-        with the next step: copy or write them before it.
+        Rank 0 alone has the tensors, whole for any number of ranks. They may be the engine's own, which the next step changes:
+        copy or write them before it.
         """
 
     @abstractmethod
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        """Take back what rank 0's `state` gave, on every rank, of any number of them.
+        """Restore what rank 0's `state` gave. Every rank must call it; their number may differ from the one that saved.
 
-        EngineError names what is missing or does not fit; then nothing was changed.
+        EngineError names what is missing or does not fit; then nothing is changed.
         """
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """The one place that names devices, their communication backends and the tools that look into them.
 
-Everything else holds a `torch.device` that came from here; which one a rank has, `single_controller.devices` says. The CUDA
+Other modules get their `torch.device` here; `single_controller` says which device a rank has. The CUDA
 branches have never been run on a GPU by this project. The getters at the end have the names that users of verl know.
 """
 
@@ -51,7 +51,7 @@ def pci_address(device: torch.device) -> str | None:
     return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
 
 
-# -- looking into a device (all but the first need a GPU) -----------------------------------------------------------------
+# -- tools that look into a device (all but the first need a GPU) ---------------------------------------------------------
 
 
 def profiled_activities() -> list[ProfilerActivity]:
@@ -71,18 +71,18 @@ def write_allocations(path: Path) -> None:
 
 
 def open_capture() -> None:
-    """Tell a profiler outside, which waits for it (`nsys profile --capture-range=cudaProfilerApi`), to begin."""
+    """Start the capture of an external profiler that waits for it (`nsys profile --capture-range=cudaProfilerApi`)."""
     torch.cuda.profiler.start()
 
 
 def close_capture() -> None:
-    """Tell it to end."""
+    """End that capture."""
     torch.cuda.synchronize()
     torch.cuda.profiler.stop()
 
 
 def named_range(name: str) -> AbstractContextManager[None]:
-    """A block with that name in the recording of a profiler outside."""
+    """A block with that name in the recording of an external profiler."""
     return torch.cuda.nvtx.range(name)
 
 

@@ -38,7 +38,7 @@ from podium.engines.micro_batch import (
     longest_sequence,
     plan_micro_batches,
 )
-from podium.engines.precision import StandIns, prepare, sharding_policy
+from podium.engines.precision import LowPrecisionCopies, prepare, sharding_policy
 from podium.engines.ranks import DataParallelRanks, fill, sharded_like, whole
 from podium.engines.schedule import lr_factor
 from podium.errors import EngineError
@@ -71,7 +71,7 @@ class FSDP2Engine(BaseEngine):
         self.dp_rank, self.dp_size = self._ranks.rank, self._ranks.size
         dtype = prepare(self.model, engine.compute_dtype, is_trained=optim is not None)
         self._ranks.shard(self.model, set(getattr(model, "_no_split_modules", None) or ()), sharding_policy(model, dtype))
-        self._stand_ins = StandIns(model, dtype) if dtype is not None and not self._ranks.is_sharded else None
+        self._low_copies = LowPrecisionCopies(model, dtype) if dtype is not None and not self._ranks.is_sharded else None
         self._config, self._optim_config, self._total_steps = engine, optim, context.total_steps
         self._seed, self._rank, self._dropout = whole_number("seed", context.seed), context.rank, context.dropout
         self._adamw = None if optim is None else _adamw(model, optim)
@@ -237,7 +237,7 @@ class FSDP2Engine(BaseEngine):
 
     def _computing(self) -> AbstractContextManager[None]:
         """The model in the dtype of its passes, where FSDP2 does not see to that."""
-        return self._stand_ins.in_place() if self._stand_ins else nullcontext()
+        return self._low_copies.in_place() if self._low_copies else nullcontext()
 
     # -- state --------------------------------------------------------------------------------------------------------
 

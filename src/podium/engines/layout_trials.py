@@ -1,7 +1,7 @@
-"""Whether a model computes rows in the layouts `packed` and `shared` as it computes each alone: found by trying, never assumed.
+"""Trials: does a model compute rows in the layouts `packed` and `shared` as it computes each alone?
 
-These layouts rely on positions and masks. Not every architecture obeys them: a recurrent state runs on across rows, a window or a
-chunk may be missing in an explicit mask. What is not here: how rows become a forward pass (`layouts`).
+These layouts rely on positions and masks, which some architectures ignore: a recurrent state crosses rows, or an explicit mask
+lacks a window. What is not here: how rows become a forward pass (`layouts`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LogProbs: TypeAlias = Callable[[DataProto, MicroBatch], Tensor]
 """The log-probs of the response tokens of a micro-batch, end to end, float32 or float64."""
 
 BETWEEN_SHAPES = 4
-"""Units in the last place of the largest log-prob by which passes of two shapes may differ. In bfloat16 on a CPU they were equal;
-a device with kernels of their own for masked passes may round otherwise. A wrong context is far off (SmolLM2-135M: by 19)."""
+"""Units in the last place of the largest log-prob by which passes of two shapes may differ. On a CPU in bfloat16 they are equal;
+a device whose masked passes have other kernels may round differently. A wrong context differs by much more (SmolLM2-135M: 19)."""
 MIN_TOLERANCE = 1e-3
 """Nats by which passes of two shapes may differ in any dtype."""
 FLIPPED_FRAC = 0.01
@@ -42,9 +42,9 @@ MIN_ROW = 3
 
 
 def distances(config: object) -> tuple[int, ...]:
-    """Every whole number above 1 in a model's config, ascending: windows, chunks and all else that might be a distance in tokens.
+    """Every integer above 1 in a model's config, ascending: windows, chunks and whatever else may be a distance in tokens.
 
-    By value, not by name: families name their windows in many ways, and a number that is not a distance costs a trial at most.
+    By value, not by name: families name their windows in many ways. A number that is not a distance costs one trial.
     """
     return tuple(sorted(set(_numbers(config))))
 
@@ -63,8 +63,8 @@ def _numbers(value: object) -> Iterator[int]:
 def max_sequence(model: PreTrainedModel) -> int | None:
     """Most tokens of a sequence that rows share, where the model has a table by absolute position; None: no limit.
 
-    Such a table is an embedding or a causal mask with one entry a position. Positions restart with each row, but some models read
-    the table by the place in the sequence all the same, beyond its end. Models without such a table take any sequence.
+    Such a table is an embedding or a causal mask with one entry for each position. Positions restart with each row, but some
+    models index the table by the place in the sequence, beyond its end. Models without a table take any sequence.
     """
     limit = row_limit(model.config)
     if limit is None:
@@ -89,10 +89,10 @@ class Reach:
 
 
 class LayoutTrials:
-    """What has been found of one model. Every verdict holds for one range of lengths, and is tried for in the next one again.
+    """The verdicts of one model. A verdict holds for one range of lengths; in the next range the layout is tried again.
 
-    A range ends at a whole number of the model's config or at a power of two. So rows of 300 tokens are tried at 512 tokens; a
-    window of 4,096 cannot matter to them. When rows grow longer than 4,096, the layout is tried again.
+    A range ends at an integer of the model's config or at a power of two. So rows of 300 tokens are tried at 512 tokens, where a
+    window of 4,096 does not matter. Rows of more than 4,096 tokens are tried again.
     """
 
     def __init__(self, config: Mapping[str, Any], *, num_tokens: int, max_tokens: int, dtype: torch.dtype) -> None:
@@ -102,7 +102,7 @@ class LayoutTrials:
         self._rounding, self._known = float(torch.finfo(dtype).eps), dict[tuple[MaskedLayout, Reach], bool]()
 
     def verdict(self, layout: MaskedLayout, reach: Reach, find: Callable[[Reach], bool]) -> bool:
-        """Whether the layout is exact up to this reach: as known, or as `find` says of the reach that is to be tried."""
+        """Whether the layout is exact up to this reach: a known verdict, or that of `find` for the reach to try."""
         key = layout, Reach(self._end(reach.row), self._end(reach.sequence))
         if key not in self._known and self._is_within(*key):
             self._known[key] = True
@@ -113,14 +113,14 @@ class LayoutTrials:
         return self._known[key]
 
     def _is_within(self, layout: MaskedLayout, reach: Reach) -> bool:
-        """Whether the layout was exact for rows and sequences that are at least as long."""
+        """Whether the layout was exact for rows and sequences of at least these lengths."""
         exact = [other for (known, other), is_exact in self._known.items() if is_exact and known == layout]
         return any(other.row >= reach.row and other.sequence >= reach.sequence for other in exact)
 
     def try_out(self, layout: MaskedLayout, reach: Reach, log_probs: LogProbs) -> bool:
-        """Three passes of at most `max_tokens`: rows must give what they give alone, and must not see what the first one is.
+        """Three passes of at most `max_tokens`: a row must have the log-probs that it has alone, and not depend on the first row.
 
-        Both within rounding; alone means side by side in the layout `bucketed`, which needs no mask.
+        Both within rounding. Alone means in the layout `bucketed`, which does not need a mask.
         """
         prompts, responses = self._rows(layout, reach)
         units = torch.zeros(len(responses), dtype=torch.int64) if layout == "shared" else None
@@ -139,9 +139,9 @@ class LayoutTrials:
         return float(leaked) <= LEAK * largest and num_off <= (FLIPPED_FRAC * len(alone) if self._rounding > 1e-4 else 0)
 
     def _rows(self, layout: MaskedLayout, reach: Reach) -> tuple[list[Tensor], list[Tensor]]:
-        """Prompts and responses of random tokens that fill one sequence: a first row of another length, then the longest ones.
+        """Prompts and responses of random tokens that fill one sequence: a first row of another length, then the longest rows.
 
-        The first row keeps the others off the multiples of their length, where a chunk would end between rows.
+        The first row shifts the others off the multiples of their length, where a chunk would end between rows.
         """
         generator = torch.Generator().manual_seed(0)
         prompt = reach.row // 2 if layout == "shared" else 1

@@ -1,4 +1,4 @@
-"""Keeping a rank's threads on the cores next to its GPU. Best effort: where that is not to be had, nothing is changed."""
+"""Keep a rank's threads on the cores next to its GPU. Where that is not possible, nothing changes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SYSFS = Path("/sys")
 
 
 def set_numa_affinity() -> str:
-    """Keep the calling thread, and those it starts from here on, on the cores of the NUMA node that holds the rank's GPU.
+    """Keep the calling thread, and those it starts from now on, on the cores of the NUMA node that holds the rank's GPU.
 
-    Returns what was done, or why nothing was: "bound to NUMA node 1: 12 cores", "not bound: one NUMA node". Call it first in a
+    Returns what was done, or the reason why not: "bound to NUMA node 1: 12 cores", "not bound: one NUMA node". Call it first in a
     worker's constructor: threads that torch has started already stay where they are.
     """
     return bind(pci_address(pick_device()), sysfs=SYSFS)
@@ -23,9 +23,9 @@ def bind(pci: str | None, *, sysfs: Path) -> str:
     """The same for the device of that PCI address, None for one without a node; `sysfs` is where Linux describes the machine."""
     nodes = sorted((sysfs / "devices/system/node").glob("node[0-9]*"))
     if len(nodes) < 2:
-        return "not bound: one NUMA node" if nodes else "not bound: this system does not tell its NUMA nodes"
+        return "not bound: one NUMA node" if nodes else "not bound: this system does not list its NUMA nodes"
     if pci is None or not hasattr(os, "sched_setaffinity"):
-        return "not bound: no GPU" if pci is None else "not bound: this system binds no threads"
+        return "not bound: no GPU" if pci is None else "not bound: this system cannot bind threads"
     node = _text(sysfs / "bus/pci/devices" / pci / "numa_node")
     cores = cores_of(_text(sysfs / f"devices/system/node/node{node}/cpulist")) & os.sched_getaffinity(0)
     if not cores:

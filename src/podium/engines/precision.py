@@ -1,8 +1,8 @@
-"""Mixed precision: forward and backward in a narrow dtype, everything that lasts in the parameters' own (the masters).
+"""Mixed precision: forward and backward in a narrow dtype, all state in the dtype of the parameters (the masters).
 
-The ranks of a group leave it to FSDP2, which gathers the parameters narrow and adds their gradients up in the masters' dtype.
-A rank without a group computes with narrow stand-ins. The arithmetic is the same: parameters are rounded, buffers and inputs
-are not; each micro-batch's gradient is narrow, and added to those before it in the masters' dtype.
+In a group FSDP2 does this: it gathers the parameters narrow and adds their gradients up in the masters' dtype.
+A rank without a group computes with low-precision copies. The arithmetic is the same. Parameters are rounded; buffers and inputs
+are not. Each micro-batch's gradient is narrow, and added to those before it in the masters' dtype.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from transformers import PreTrainedModel
 from podium.errors import EngineError
 
 TRAINABLE = (torch.float32, torch.float64)
-"""dtypes whose AdamW update of about lr is not rounded away; of bfloat16's, at lr 1e-6, 2.6 % was found in the weights."""
+"""dtypes that keep an AdamW update of about lr. In bfloat16, at lr 1e-6, 2.6 % of the updates arrived in the weights."""
 
 
 def prepare(model: PreTrainedModel, compute_dtype: str | None, *, is_trained: bool) -> torch.dtype | None:
-    """The dtype that passes of this model are to be put into; None: that of its parameters.
+    """The dtype of this model's passes; None: that of its parameters.
 
-    A model that is not trained needs no masters: its parameters are rounded for good, in place. EngineError for one that would
-    be trained in a dtype too narrow for its updates, or of which some parameters must not be rounded.
+    A model that is not trained does not need masters: its parameters are rounded in place. EngineError for a model that would be
+    trained in a dtype too narrow for its updates, or some of whose parameters must not be rounded.
     """
     if is_trained:
         _check_trainable(model)
@@ -44,13 +44,13 @@ def _check_trainable(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype not in TRAINABLE:
             raise EngineError(
-                f"{name} is {_name(parameter.dtype)}, whose rounding loses nearly all of a small update: load the model with "
-                "model.dtype=float32, and set engine.compute_dtype=bfloat16 to compute in bfloat16 all the same"
+                f"{name} must be float32 or float64 to be trained, got {_name(parameter.dtype)}, which loses small updates: "
+                "set model.dtype=float32, and engine.compute_dtype=bfloat16 to compute in bfloat16"
             )
 
 
 def _check_narrowable(model: PreTrainedModel, compute_dtype: str) -> None:
-    """transformers names the parameters that a model needs in float32, whatever the rest is in."""
+    """transformers names the parameters that a model needs in float32."""
     kept = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     found = sorted(name for name, _ in model.named_parameters() if any(part in name for part in kept))
     if found:
@@ -68,7 +68,7 @@ def sharding_policy(model: nn.Module, dtype: torch.dtype | None) -> MixedPrecisi
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=masters, cast_forward_inputs=False)
 
 
-class StandIns:
+class LowPrecisionCopies:
     """Narrow copies of a model's parameters, in their place while it computes; gradients go to the masters."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -76,9 +76,9 @@ class StandIns:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model's parameters are the stand-ins, made of what the masters are now; inside of itself, nothing changes.
+        """Inside, the model's parameters are copies of the masters' present values. Entering it again inside changes nothing.
 
-        A backward pass adds to the masters' `grad` and leaves none on the stand-ins.
+        A backward pass adds to the masters' `grad`; the copies keep no gradient.
         """
         if self._are_in_place:
             yield
@@ -88,11 +88,11 @@ class StandIns:
             for module in self._model.modules()
             for name, master in module.named_parameters(recurse=False, remove_duplicate=False)
         ]
-        stand_ins = {master: _stand_in(master, self._dtype) for master in self._model.parameters()}
+        copies = {master: _low_copy(master, self._dtype) for master in self._model.parameters()}
         self._are_in_place = True
         try:
             for module, name, master in slots:
-                setattr(module, name, stand_ins[master])
+                setattr(module, name, copies[master])
             yield
         finally:
             for module, name, master in slots:
@@ -100,7 +100,7 @@ class StandIns:
             self._are_in_place = False
 
 
-def _stand_in(master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+def _low_copy(master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     copied = nn.Parameter(master.detach().to(dtype), requires_grad=master.requires_grad)
     if master.requires_grad:
         copied.register_post_accumulate_grad_hook(_handing_over(master))
@@ -108,9 +108,9 @@ def _stand_in(master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 
 
 def _handing_over(master: nn.Parameter) -> Callable[[Tensor], None]:
-    def hand_over(stand_in: Tensor) -> None:
-        gradient, stand_in.grad = stand_in.grad, None
-        assert gradient is not None  # autograd calls this after it has been set
+    def hand_over(low_copy: Tensor) -> None:
+        gradient, low_copy.grad = low_copy.grad, None
+        assert gradient is not None  # autograd sets it before this call
         master.grad = gradient.to(master.dtype) if master.grad is None else master.grad.add_(gradient)
 
     return hand_over
