@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from podium.process_probe import folded_threads
 from podium.single_controller.processes.stragglers import fold_stacks, straggler_line
 from podium.single_controller.rank.naming import rank_list, ranks_named
-from podium.single_controller.runtime.process_probe import folded_threads
 
 
 @pytest.mark.parametrize(

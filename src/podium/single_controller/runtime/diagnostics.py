@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from podium.single_controller.runtime import process_probe
-from podium.single_controller.runtime.process_probe import ProcessProbe
+from podium import process_probe
+from podium.process_probe import ProcessProbe
 
 PROBES_AT_ONCE = 32
 """Ranks of a machine that are asked for their stacks at the same time."""

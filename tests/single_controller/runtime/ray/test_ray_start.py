@@ -19,10 +19,10 @@ import ray
 import torch
 import torch.distributed as dist
 
+from podium import process_probe
 from podium.cores import cgroup_parents, core_limit, num_cores, quota_cores
 from podium.errors import ConfigError, ResourceError
 from podium.single_controller import Dispatch, Init, ResourcePool, Worker, WorkerGroup, register
-from podium.single_controller.runtime import process_probe
 from podium.single_controller.runtime.ray import cluster
 
 JOINS = """

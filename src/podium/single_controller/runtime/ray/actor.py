@@ -23,6 +23,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 
 from podium.cores import num_cores
+from podium.process_probe import ProcessProbe, install_probe
 from podium.single_controller.placement.plan import GPU
 from podium.single_controller.rank.context import RankContext, become
 from podium.single_controller.rank.devices import device_index
@@ -38,7 +39,6 @@ from podium.single_controller.rank.user_code import (
 )
 from podium.single_controller.runtime.base import CONSTRUCTOR, Reply
 from podium.single_controller.runtime.copies import detached, detached_copy
-from podium.single_controller.runtime.process_probe import ProcessProbe, install_probe
 from podium.single_controller.runtime.ray.call_message import EMPTY, CallMessage, is_reference
 from podium.single_controller.runtime.ray.store import fetch_argument, read_beside_loop
 from podium.single_controller.runtime.replies import encode_reply

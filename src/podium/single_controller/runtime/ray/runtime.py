@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from podium import process_probe
 from podium.errors import (
     ConfigError,
     GroupClosedError,
@@ -35,7 +36,6 @@ from podium.single_controller.rank.environment import forwarded
 from podium.single_controller.rank.failures import report_of
 from podium.single_controller.rank.rendezvous import LOOPBACK, rank_environment
 from podium.single_controller.rank.user_code import called_as
-from podium.single_controller.runtime import process_probe
 from podium.single_controller.runtime.base import (
     CONSTRUCTOR,
     Answer,

@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from podium.single_controller.runtime.process_probe import (
+from podium.process_probe import (
     GONE,
     MAX_LINE_CHARS,
     ProcessProbe,
