@@ -117,35 +117,30 @@ def check_nodes_are_set_up(runtime: str) -> None:
         assert platform.node() in str(caught.error)
 
 
-def check_restart(runtime: str) -> None:
-    """A group whose rank has died is made ready again, with the arguments of the first time."""
+def check_death_and_restart(runtime: str) -> None:
+    """A process that ends in a call is a WorkerLostError that names it, and breaks the group, which says why.
+
+    The restarted group has workers with the arguments of the first time.
+    """
     with WorkerGroup(ResourcePool([2]), Init(ContractWorker, ((0, True), (1, True))), runtime=runtime) as group:
+        if CAPABILITIES[runtime].own_processes:  # a rank that lives in the driver's process dies with it
+            with expected(WorkerLostError) as caught:
+                group.call.die_on(1)
+            origin = caught.error.origin
+            assert (origin.rank, origin.method) == (1, "die_on")
+            assert origin.pid not in (0, os.getpid())
+            with expected(GroupClosedError) as closed:
+                group.call.place()
+            assert "died" in str(closed.error)
+            assert group.status().state is State.BROKEN
         if not CAPABILITIES[runtime].restart:
             with expected(UnsupportedByRuntime):
                 group.restart()
             return
-        with expected(WorkerLostError):
-            group.call.die_on(0)
-        assert group.status().state is State.BROKEN
         group.restart()
         assert group.call.sum_ranks() == [1, 1]
         assert group.call.tag_rows_on_mesh(DataProto({"x": torch.arange(2)})).batch["rank"].tolist() == [0, 1]
         assert group.status().state is State.READY
-
-
-def check_a_rank_dies(runtime: str) -> None:
-    """A process that ends in a call is a WorkerLostError that names it; the group is broken and says why."""
-    if not CAPABILITIES[runtime].own_processes:
-        return  # a rank that lives in the driver's process dies with it
-    with WorkerGroup(ResourcePool([2]), ContractWorker, runtime=runtime) as group:
-        with expected(WorkerLostError) as caught:
-            group.call.die_on(1)
-        origin = caught.error.origin
-        assert (origin.rank, origin.method) == (1, "die_on")
-        assert origin.pid not in (0, os.getpid())
-        with expected(GroupClosedError) as closed:
-            group.call.place()
-        assert "died" in str(closed.error)
 
 
 LIFECYCLE_CHECKS: tuple[Callable[[str], None], ...] = (
@@ -155,6 +150,5 @@ LIFECYCLE_CHECKS: tuple[Callable[[str], None], ...] = (
     check_roles,
     check_environment_of_the_caller,
     check_nodes_are_set_up,
-    check_restart,
-    check_a_rank_dies,
+    check_death_and_restart,
 )

@@ -206,6 +206,7 @@ def test_a_result_beside_a_reference_is_writable_and_detached(group: WorkerGroup
         assert ray.get(result["reference"]) == 1
 
 
+@pytest.mark.slow
 def test_actors_live_as_long_as_a_rank_or_the_driver_has_them(group: WorkerGroup[Log]):
     """Ray counts the handles of an actor, and ends one without handles."""
     made = group.call.make_actor()
@@ -324,7 +325,14 @@ class Shown(Worker):
         return repr(self)
 
 
-@pytest.mark.parametrize(("cls", "method"), [(Bad, "leave"), (AsyncBad, "leave"), (AsyncBad, "leave_async")])
+@pytest.mark.parametrize(
+    ("cls", "method"),
+    [
+        (AsyncBad, "leave"),
+        pytest.param(Bad, "leave", marks=pytest.mark.slow),
+        pytest.param(AsyncBad, "leave_async", marks=pytest.mark.slow),
+    ],
+)
 def test_a_base_exception_is_reported_and_hangs_no_call(cls: type[Bad], method: str):
     with WorkerGroup(ResourcePool([1]), cls, runtime="ray", call_timeout_s=60) as group:
         for kind, name in (("interrupt", "KeyboardInterrupt"), ("cancel", "CancelledError")):
@@ -344,6 +352,7 @@ class Ended(AsyncBad):
         next(iter(()))
 
 
+@pytest.mark.slow
 def test_a_constructor_that_meets_an_iterators_end_fails_the_groups_creation():
     with pytest.raises(WorkerError, match="StopIteration") as caught:
         WorkerGroup(ResourcePool([1]), Ended, runtime="ray", call_timeout_s=60)
@@ -398,6 +407,7 @@ def test_a_coroutine_that_a_decorator_hides_runs_on_the_loop_of_the_others():
         assert group.call.take() == [5]
 
 
+@pytest.mark.slow
 def test_the_limit_of_a_call_holds_where_its_mesh_is_not_known_yet():
     batch = DataProto({"x": torch.arange(2)})
     with WorkerGroup(ResourcePool([2]), Waiting, runtime="ray") as group:
@@ -414,6 +424,7 @@ def test_the_limit_of_a_call_holds_where_its_mesh_is_not_known_yet():
                 call(batch)
 
 
+@pytest.mark.slow
 def test_constructors_take_what_only_ray_may_carry():
     given = {"reference": ray.put(3), "actor": ray.remote(num_cpus=0)(Greeter).remote()}
     with WorkerGroup(ResourcePool([2]), Init(Waiting, given), runtime="ray") as group:
@@ -421,6 +432,7 @@ def test_constructors_take_what_only_ray_may_carry():
         assert group.call.read() == [(3, "hello")] * 2
 
 
+@pytest.mark.slow
 def test_a_worker_is_shown_as_it_wants_once_it_can_be():
     with WorkerGroup(ResourcePool([1]), Init(Shown, 3), runtime="ray") as group:
         assert group.call.shown() == ["Shown(number=3)"]
@@ -458,6 +470,7 @@ print("refused")
 """
 
 
+@pytest.mark.slow
 def test_a_session_that_was_shut_down_is_an_error_and_no_other_is_joined():
     ended = subprocess.run(
         [sys.executable, "-c", SHUT_DOWN_UNDER_A_GROUP], capture_output=True, text=True, timeout=120, check=False
@@ -496,6 +509,7 @@ class SettledAsync(Settled):
         return torch.get_num_threads()
 
 
+@pytest.mark.slow
 def test_a_rank_keeps_its_torch_threads_whatever_other_threads_set():
     with WorkerGroup(ResourcePool([2]), SettledAsync, runtime="ray", threads_per_rank=3) as group:
         assert group.count() == group.count_on_the_loop() == [3, 3]

@@ -201,7 +201,7 @@ def test_custom_resources_that_the_pool_has_not_are_refused():
 # -- nothing stays behind (the fixture looks) --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("detached", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_failed_constructor_leaves_nothing(detached: bool):
     names = set(ray.util.list_named_actors())
     with pytest.raises(WorkerError, match="no such model"):
@@ -268,6 +268,7 @@ def test_placement_groups_of_pools():
     part.close()
 
 
+@pytest.mark.slow
 def test_a_manager_of_pools_gives_each_role_its_group():
     manager = ResourcePoolManager(
         {"global_pool": [1], "reward_pool": [1]},

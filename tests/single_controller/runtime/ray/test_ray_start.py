@@ -178,7 +178,8 @@ def meet_at(ports: tuple[int, int], number: int, num_ranks: int) -> WorkerGroup[
     return WorkerGroup(pool, Ranks, runtime="ray", name=name, threads_per_rank=1, master_port_range=ports)
 
 
-@pytest.mark.parametrize(("num_groups", "num_ranks"), [(2, 1), pytest.param(8, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_groups", "num_ranks"), [(2, 1), (8, 2)])
+@pytest.mark.slow
 def test_groups_share_a_range_of_ports_until_it_is_used_up(num_groups: int, num_ranks: int):
     """All are there before any of them initialises; a foreign process has a port in the middle of the range."""
     low = free_range(num_groups + 1)
@@ -234,6 +235,7 @@ def test_a_prefix_that_is_taken_is_refused_and_the_first_group_untouched():
         ray.kill(in_the_way)
 
 
+@pytest.mark.slow
 def test_a_name_is_free_again_once_its_group_is_closed_or_restarted():
     group = WorkerGroup(ResourcePool([1]), Ranks, runtime="ray", name_prefix="again")
     group.restart()
@@ -315,6 +317,7 @@ def test_on_one_core_a_group_starts_in_time_and_logs_the_source_of_the_number(tm
 # -- the cluster -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_driver_joins_the_cluster_that_ray_address_names():
     """As under `ray job submit`: another process has started it, this one has not called `ray.init`."""
     address = ray.get_runtime_context().gcs_address

@@ -225,6 +225,7 @@ def test_a_death_is_reported_with_all_that_is_known(group: WorkerGroup[Patient],
         group.introduce()
 
 
+@pytest.mark.slow
 def test_a_role_is_named_too():
     roles = {"actor": Init(Patient), "critic": Init(Patient)}
     with WorkerGroup(ResourcePool([2]), create_colocated_worker_cls(roles), runtime="ray", name="pair") as both:
@@ -256,6 +257,7 @@ def test_a_crash_in_a_collective_always_names_the_rank_that_crashed(group: Worke
         assert sorted(line.split(":")[0] for line in caught.value.consequences) == ["rank 0", "rank 1", "rank 2"]
 
 
+@pytest.mark.slow
 def test_a_death_between_two_calls_names_both(group: WorkerGroup[Patient]):
     future = group.execute_all("suffer", 2, "exit")
     with pytest.raises(WorkerLostError) as caught:
