@@ -177,9 +177,11 @@ def test_what_cannot_be_joined_is_refused() -> None:
     def join(*arrays: NDArray[Any]) -> DataProto:
         return DataProto.concat([DataProto(non_tensor_batch={"a": array}) for array in arrays])
 
-    with pytest.raises(DataError, match=r"column 'a' is int64 in one part .* 9007199254740993 is no float64"):
+    with pytest.raises(DataError, match=r"column 'a' is int64 in one part .* 9007199254740993 is not exact as float64"):
         join(np.array([2**53 + 1]), np.array([0.5]))
-    with pytest.raises(DataError, match=r"column 'a' is datetime64\[s\] in one part .* 3000-01-01T00:00:00 is no datetime64"):
+    with pytest.raises(
+        DataError, match=r"column 'a' is datetime64\[s\] in one part .* 3000-01-01T00:00:00 is not exact as datetime64"
+    ):
         join(np.array(["3000-01-01"], dtype="M8[s]"), np.array(["2026"], dtype="M8[ns]"))
     with pytest.raises(DataError, match=r"rows of column 'a' have different shapes: \[\(2,\), \(3,\)\]"):
         join(np.zeros((1, 2)), np.zeros((1, 3)))

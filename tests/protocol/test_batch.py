@@ -206,7 +206,7 @@ def test_moving_to_a_device_is_in_place() -> None:
     assert str(data.batch.device) == "meta"
 
 
-def test_what_was_assigned_and_is_no_tensor_is_shown_by_repr() -> None:
+def test_assigned_values_that_are_not_tensors_are_shown_by_repr() -> None:
     data = made()
     data.batch["z"] = [1]  # type: ignore[assignment]
     for shown in (repr(data), repr(data.batch)):

@@ -197,7 +197,7 @@ def test_from_single_dict_sorts_values_by_their_type() -> None:
 
 
 @pytest.mark.parametrize("rows", ["ab", {"a": 1}, {1, 2}, 7, None, np.array(3), np.array("ab"), np.array(None)])
-def test_what_is_no_row_by_row_list_is_no_object_column(rows: Any) -> None:
+def test_values_that_are_not_lists_of_rows_are_not_object_columns(rows: Any) -> None:
     with pytest.raises(DataError, match=f"column 'o': .* one object per row, got {type(rows).__name__} "):
         DataProto(non_tensor_batch={"o": rows})
 
@@ -260,7 +260,7 @@ class Tagged(Handle):
 
 
 class Encoding(UserDict[str, Any]):
-    """A mapping that is no dict, as tokenizers return."""
+    """A mapping that is not a dict, as tokenizers return."""
 
 
 def acquaintances(count: int) -> list[dict[str, Any]]:
@@ -349,7 +349,7 @@ class Unshown:
 
 
 @pytest.mark.parametrize(("make", "shown"), [(Unshown, "a Unshown that cannot be shown"), (lambda: 2**20_000, "20001 bits")])
-def test_values_that_cannot_be_printed_are_told_all_the_same(make: Any, shown: str, tmp_path: Path) -> None:
+def test_values_that_cannot_be_printed_are_named_all_the_same(make: Any, shown: str, tmp_path: Path) -> None:
     data, other = DataProto(meta_info={"m": make()}), DataProto(meta_info={"m": make() if shown[0] == "a" else 0})
     for join in (data.union, lambda other: DataProto.concat([data, other])):
         with pytest.raises(DataError, match=shown):
@@ -553,10 +553,10 @@ def test_auto_padding_is_true_or_false(value: object) -> None:
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 def test_columns_of_which_rows_cannot_be_cut_are_refused(layout: torch.layout) -> None:
     sparse = torch.eye(3).to_sparse(layout=layout)
-    told = f"tensor column 's' has layout {layout}, of which rows cannot be cut: use .to_dense"
-    with pytest.raises(DataError, match=told):
+    message = f"tensor column 's' has layout {layout}, of which rows cannot be cut: use .to_dense"
+    with pytest.raises(DataError, match=message):
         DataProto({"s": sparse})
     data = DataProto({"x": torch.ones(3)}, meta_info={"whole": sparse})
     data.batch["s"] = sparse
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         pickle.dumps(data)

@@ -58,7 +58,6 @@ def test_a_seed_that_is_not_an_integer_is_refused(seed: Any) -> None:
 
 
 def test_the_seed_decides_the_order_and_no_global_generator_is_touched() -> None:
-    """KD18."""
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     first = orders(numbered(8), 4, 2, seed=3)
@@ -161,7 +160,7 @@ def test_rows_are_taken_by_ints_of_every_width(dtype: str) -> None:
         ([2**64], r"a list of numbers, got \[18446744073709551616\]"),
     ],
 )
-def test_what_are_no_row_numbers_is_said(index: Any, message: str) -> None:
+def test_values_that_are_not_row_numbers_are_named(index: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         numbered(4).select_idxs(index)
 
@@ -218,7 +217,7 @@ def test_rows_that_cannot_be_cut_are_named(n: int, keys: list[str] | None, messa
 @pytest.mark.parametrize("as_tensordict", [False, True])
 @given(rows=ROWS, divisor=st.integers(1, 7))
 def test_padding_to_a_divisor_and_back(as_tensordict: bool, rows: list[Row], divisor: int) -> None:
-    """KD3, KD21: with jagged columns too; the rows given are left alone, and the padding is marked."""
+    """With jagged columns too; the rows given are left alone, and the padding is marked."""
     data = batch_of(rows).to_tensordict() if as_tensordict else batch_of(rows)
     padded, missing = pad_dataproto_to_divisor(data, divisor)
     back = unpad_dataproto(padded, missing)

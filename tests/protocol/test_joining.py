@@ -128,7 +128,6 @@ def test_objects_and_meta_show_both_values_too() -> None:
 
 
 def test_a_batch_without_columns_joins_with_any() -> None:
-    """KD16."""
     data = DataProto(meta_info={"m": 1}).union(batch_of(FOUR))
     assert data.meta_info.pop("m") == 1
     check(data, FOUR)

@@ -58,7 +58,7 @@ def test_a_wrong_number_of_real_rows_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mask", [[False, True], torch.tensor([0, 1]), torch.tensor([[False, True]])])
-def test_a_mask_of_padding_that_is_no_tensor_of_bools_is_refused(mask: Any) -> None:
+def test_a_mask_of_padding_that_is_not_a_tensor_of_bools_is_refused(mask: Any) -> None:
     with pytest.raises(DataError, match=r"is_padding_B must be a tensor \[B\] of bools, got"):
         with_padding(DataProto({"x": torch.arange(1)}), mask)
 

@@ -373,7 +373,7 @@ def test_what_was_read_is_the_readers_own(away: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("away", [(), COLUMNS], ids=["here", "away"])
-def test_what_is_told_of_rows_is_the_askers_own(away: Sequence[str]) -> None:
+def test_reported_values_of_rows_are_the_callers_own(away: Sequence[str]) -> None:
     pair = pair_of([2, 0, 3], away)
     pair.remote.lengths("tokens").zero_()
     pair.remote.meta_info["seen"].append(3)
@@ -397,7 +397,7 @@ def test_a_copy_is_the_rows_themselves() -> None:
     assert copy.deepcopy(rows) is rows
 
 
-# -- what comes with a header ------------------------------------------------------------------------------------------
+# -- columns beside a header -------------------------------------------------------------------------------------------
 
 
 def test_small_columns_come_with_the_header_jagged_and_large_ones_stay() -> None:
@@ -465,7 +465,7 @@ def test_rows_of_a_tensordict_are_read_as_one() -> None:
 WRONG: dict[str, Callable[[Any], Any]] = {
     "a mask of another length": lambda rows: rows[torch.tensor([True])],
     "a number out of range": lambda rows: rows.select_idxs([0, 3]),
-    "numbers that are none": lambda rows: rows.select_idxs([0.5]),
+    "numbers that are not ints": lambda rows: rows.select_idxs([0.5]),
     "repeat": lambda rows: rows.repeat(-1),
     "repeat counts": lambda rows: rows.sample_level_repeat([1, 2]),
     "repeat counts below 0": lambda rows: rows.sample_level_repeat([1, -2, 0]),
@@ -499,14 +499,14 @@ WRONG: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("away", [(), COLUMNS, ("x", "text", "tokens")], ids=["here", "away", "some"])
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_calls_are_told_as_dataproto_tells_them(what: str, away: Sequence[str]) -> None:
+def test_wrong_calls_have_the_messages_of_dataproto(what: str, away: Sequence[str]) -> None:
     pair = pair_of([1, 2, 0], away, 2)
-    told = []
+    messages = []
     for rows in (pair.plain, pair.remote):
         with pytest.raises(DataError) as caught:
             WRONG[what](rows)
-        told.append(str(caught.value))
-    assert outline(told[1]) == outline(told[0])
+        messages.append(str(caught.value))
+    assert outline(messages[1]) == outline(messages[0])
     check(pair)
 
 

@@ -47,7 +47,7 @@ EXTRAS: list[dict[str, Any]] = [{"a": 1}, {"a": 2, "b": 3}, {}]
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_columns_are_the_union_of_the_keys(order: tuple[int, ...]) -> None:
-    """A10, KD20: no key vanishes because the first row lacks it, whatever the order of the rows."""
+    """No key vanishes because the first row lacks it, whatever the order of the rows."""
     data = DataProto.from_rows([EXTRAS[row] for row in order])
     assert data.non_tensor_batch["a"].tolist() == [[1, 2, None][row] for row in order]
     assert data.non_tensor_batch["b"].tolist() == [[None, 3, None][row] for row in order]

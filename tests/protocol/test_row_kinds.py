@@ -209,7 +209,6 @@ def test_a_name_used_twice_has_no_place_in_a_tensordict() -> None:
 
 
 def test_the_mark_is_not_written_into_the_callers_dict() -> None:
-    """KD19."""
     meta = {"step": 1}
     for data in (
         DataProto.from_dict({"x": torch.ones(3)}, {}, meta, auto_padding=True),
@@ -312,7 +311,7 @@ def test_rows_beyond_the_end_are_not_marked() -> None:
 
 
 def test_tensors_of_the_whole_batch_are_compared_when_parts_are_joined() -> None:
-    """KD14: no 'ambiguous truth value'; a difference names the key."""
+    """No 'ambiguous truth value'; a difference names the key."""
     nan = float("nan")
     parts = [DataProto({"x": torch.ones(1)}, meta_info={"scale": torch.tensor([1.0, nan])}) for _ in range(2)]
     assert DataProto.concat(parts).meta_info["scale"].tolist()[0] == 1.0

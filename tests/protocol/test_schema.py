@@ -78,14 +78,14 @@ def test_the_ragged_dim_has_its_place():
     assert found == "column 'wide' is int64[2, *, 4], it should be int64 [B, 4, *]"
 
 
-def test_a_column_that_is_missing_is_told_with_the_nearest_one():
+def test_the_error_of_a_missing_column_has_the_nearest_one():
     found = message(batch(reward=None, rewards=torch.zeros(2)), TOKENS, REWARD)
     assert found.startswith("no column 'reward'; did you mean 'rewards'?; it should be float32 [B];")
     assert "there are: tokens, log_probs, places, rewards, uid" in found
     assert message(DataProto(), UID) == "no column 'uid'; it should be objects; there are: none"
 
 
-def test_the_first_field_that_does_not_fit_is_told():
+def test_the_first_field_that_does_not_fit_is_named():
     assert "'tokens'" in message(batch(tokens=torch.zeros(2), reward=[1, 2]), UID, TOKENS, REWARD)
 
 

@@ -118,8 +118,8 @@ def as_dtype(key: str, column: ObjectColumn, dtype: np.dtype[Any]) -> ObjectColu
     changed = column[~_is_kept(column, wider)]
     if changed.size:
         raise DataError(
-            f"concat: column {key!r} is {column.dtype} in one part and of another dtype elsewhere, and {changed.flat[0]} is no "
-            f"{dtype}: let all parts have one dtype"
+            f"concat: column {key!r} is {column.dtype} in one part and of another dtype elsewhere, and {changed.flat[0]} is not "
+            f"exact as {dtype}: let all parts have one dtype"
         )
     return wider
 

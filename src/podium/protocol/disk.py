@@ -67,7 +67,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, list[Any] | ObjectCol
     """What `save` wrote, tensors on the CPU. DataError names a file that is missing, damaged or of another kind."""
     try:
         with safe_open(path, framework="pt") as file:
-            stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
+            stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
             written = (file.metadata() or {}).get(_DIGEST)
     except FileNotFoundError as exc:
         raise DataError(f"{path} is missing") from exc
@@ -257,7 +257,7 @@ def _restore(
 
 def _offsets(key: str, offsets: Tensor) -> Tensor:
     if offsets.dtype != torch.int64 or offsets.dim() != 1 or not len(offsets) or bool((offsets.diff() < 0).any()):
-        raise ValueError(f"the offsets of jagged column {key!r} are none")
+        raise ValueError(f"the offsets of jagged column {key!r} must be int64 numbers that never fall")
     return offsets
 
 

@@ -41,7 +41,7 @@ def row_numbers(index: RowIndex, count: int) -> Tensor:
 
 
 def _int64(what: str, numbers: Tensor) -> Tensor:
-    """The numbers, ints of any width, as int64. DataError for others, with the first that is none."""
+    """The numbers, ints of any width, as int64. DataError for others, with the first that is not an int."""
     if numbers.dtype == torch.int64:
         return numbers
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:

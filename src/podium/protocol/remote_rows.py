@@ -1,6 +1,6 @@
 """`RemoteRows`: rows that stay where they were made. Row operations move numbers and no bytes.
 
-They are a small `DataProto` (`_local`) whose columns are what came to this process: small columns, and for each source of columns
+They are a small `DataProto` (`_local`) whose columns lie in this process: small columns, and for each source of columns
 that lie elsewhere the number that every row has in it. So each row operation is that of `DataProto` on the numbers, with its
 rules and messages. Nothing here changes: every operation returns new rows.
 """
@@ -224,7 +224,7 @@ class RemoteRows:
         return self.pick([key for key in (*self._local.batch, *self._local.non_tensor_batch, *self._remote) if key in kept])
 
     def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
-        """The same rows, some tensor columns under other names, as `DataProto.rename`; an object column has none of these."""
+        """The same rows, some tensor columns under other names, as `DataProto.rename`; object columns keep theirs."""
         for name in [new_keys] if isinstance(new_keys, str) else new_keys:
             check_name(name)
         objects = list(filter(self._is_object, self.column_names()))
@@ -262,7 +262,7 @@ class RemoteRows:
         return wanted._assembled(wanted._only_local().clone())
 
     def fetched(self) -> Any:
-        """`get` for rows that have just arrived: nobody else has what came with them, so that is not copied again."""
+        """`get` for rows that have just arrived: their columns belong to the caller alone, so they are not copied again."""
         return self._assembled(self._only_local())
 
     def pick(self, keys: Iterable[str]) -> Self:

@@ -43,7 +43,7 @@ def num_rows(rows: Rows) -> int:
 
 
 def column_names(rows: Rows) -> set[str]:
-    """The names of the columns, of tensors and of objects; a value of the whole batch is none."""
+    """The names of the columns, of tensors and of objects; values of the whole batch are not columns."""
     if isinstance(rows, DataProto):
         return {*rows.batch, *rows.non_tensor_batch}
     if isinstance(rows, RemoteRows):
@@ -153,7 +153,7 @@ def concat_rows(parts: Sequence[RowsT]) -> RowsT:
 
 
 def split_result(result: object) -> tuple[Header, DataProto] | None:
-    """What a worker returned as a header and the block that stays; None for what is no rows, which travels as it is."""
+    """What a worker returned as a header and the block that stays; None for a result without rows, which travels as it is."""
     if isinstance(result, DataProto):
         return to_header_and_block(result)
     if not _is_tensordict(result):

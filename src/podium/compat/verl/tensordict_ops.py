@@ -108,7 +108,7 @@ def unwrap_non_tensor_data(value: Any) -> Any:
 def pop(data: TensorDict, key: str, default: Any = None) -> Any:
     """As `get`, and takes the entry out."""
     found = get(data, key, default)
-    if key in data.keys():  # noqa: SIM118 - a TensorDict is no dict
+    if key in data.keys():  # noqa: SIM118 - a TensorDict is not a dict
         del data[key]
     return found
 
