@@ -13,7 +13,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,17 +23,6 @@ ROOMS = ("src", "tests", "benchmarks", "scripts", "examples", ".ci", "docs", "RE
 
 EXAMPLES_OF_PHRASES = "tests/test_check_english.py"
 """Not checked: it consists of what the check finds."""
-
-NOT_YET_CLEAN: tuple[str, ...] = (
-    "docs/",
-    "src/podium/compat/",
-    "src/podium/protocol/",
-    "tests/compat/",
-    "tests/protocol/",
-    "tests/single_controller/",
-    "tests/test_docs_programming_model.py",
-)
-"""Paths, or beginnings of paths, whose findings are only counted. """
 
 PHRASES: tuple[tuple[str, str], ...] = (
     (
@@ -211,22 +200,13 @@ def files(root: Path) -> list[str]:
     return [path.relative_to(root).as_posix() for path in found if path.suffix in (".py", ".md") and path.is_file()]
 
 
-def main(root: Path = ROOT, not_yet_clean: Sequence[str] = NOT_YET_CLEAN) -> int:
+def main(root: Path = ROOT) -> int:
     paths = [path for path in files(root) if path != EXAMPLES_OF_PHRASES]
     found = [finding for path in paths for finding in check(path, (root / path).read_text(encoding="utf-8"))]
-    counts = dict.fromkeys(not_yet_clean, 0)
-    failures = 0
     for finding in found:
-        room = next((room for room in not_yet_clean if finding.path.startswith(room)), None)
-        if room is None or "--all" in sys.argv:
-            print(finding)
-        if room is None:
-            failures += 1
-        else:
-            counts[room] += 1
-    waiting = f", {sum(counts.values())} in rooms that are not yet clean (--all shows them)" if counts else ""
-    print(f"{failures} phrases to change{waiting}")
-    return 1 if failures else 0
+        print(finding)
+    print(f"{len(found)} phrases to change")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

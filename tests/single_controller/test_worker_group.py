@@ -270,7 +270,7 @@ def test_a_mesh_is_asked_for_once():
     assert probes.count_queries() == [1, 1, 1]
 
 
-def test_a_mesh_nobody_registered():
+def test_a_mesh_that_no_rank_registered():
     class Meshless(Worker):
         def __init__(self) -> None:
             self._register_dispatch_collect_info("actor", 0, True)

@@ -186,7 +186,7 @@ def check_names(rows: DataProto) -> None:
 
 
 def check_name(name: object) -> None:
-    """DataError for what is no text, and for a name of `INTERNAL`."""
+    """DataError for a name that is not text, and for one of `INTERNAL`."""
     if not isinstance(name, str):
         raise DataError(f"column {name!r}: of rows that stay, the name of a column is text, got {type(name).__name__}")
     if name.startswith(INTERNAL):

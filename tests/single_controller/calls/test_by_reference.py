@@ -156,7 +156,7 @@ def test_every_rank_may_get_all_rows(group: WorkerGroup[Any]) -> None:
     assert group.whole(group.make(rows(3))) == [3, 3, 3, 3]
 
 
-def test_results_that_are_no_rows_and_failures(group: WorkerGroup[Any]) -> None:
+def test_results_that_are_not_rows_and_failures(group: WorkerGroup[Any]) -> None:
     nothing = group.nothing(rows(4))
     assert nothing.get() is None
     with pytest.raises(DataError, match="returned NoneType, not rows"):
@@ -185,7 +185,7 @@ def test_a_future_of_the_drivers_rows_never_changes() -> None:
     assert found.meta_info == future.meta_info == {"step": [1]}
 
 
-def test_rows_that_nobody_else_has_are_not_copied() -> None:
+def test_rows_that_only_the_caller_has_are_not_copied() -> None:
     returned = DataProto({"x": torch.tensor([1, 2])})
     assert DataProtoFuture.owning(returned).value().fetched().batch["x"].data_ptr() == returned.batch["x"].data_ptr()
 
