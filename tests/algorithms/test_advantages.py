@@ -41,7 +41,7 @@ def test_without_the_deviation_scores_are_only_centred() -> None:
 
 
 def test_groups_need_not_be_neighbours_and_are_those_of_the_uid() -> None:
-    """H5: rows shuffled as u0, u1, u0, u1; two prompts of the same text have different uids and stay apart."""
+    """Rows shuffled as u0, u1, u0, u1; two prompts of the same text have different uids and stay apart."""
     groups = group_ids(["u0", "u1", "u0", "u1"])
     assert groups.tolist() == [0, 1, 0, 1]
     assert grpo_advantages(torch.tensor([1.0, 10.0, 3.0, 30.0]), groups, norm_by_std=False).tolist() == [-1.0, -10.0, 1.0, 10.0]
@@ -93,7 +93,7 @@ def scalar_advantage(row: int, scores: list[float], groups: list[int], *, norm_b
 def test_a_group_of_one_has_no_advantage_however_it_is_computed(
     scores: list[float], groups: list[int], norm_by_std: bool
 ) -> None:
-    """Field report H2: the vectorised form agrees with a scalar one, groups of one included."""
+    """The vectorised form agrees with a scalar one, groups of one included."""
     found = grpo_advantages(torch.tensor(scores), torch.tensor(groups), norm_by_std=norm_by_std)
     expected = [scalar_advantage(row, scores, groups, norm_by_std=norm_by_std) for row in range(len(scores))]
     assert found.tolist() == pytest.approx(expected, rel=1e-6)
@@ -124,14 +124,14 @@ def test_rows_without_a_score_are_in_no_group(norm_by_std: bool, score: float) -
 
 
 def test_a_row_without_a_uid_is_refused() -> None:
-    """H5: it would share its baseline with every other such row."""
+    """It would share its baseline with every other such row."""
     with pytest.raises(DataError, match="the uid of row 1 is None"):
         group_ids(["a", None, "b", None])
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), min_size=1, max_size=10), st.randoms(use_true_random=False))
 def test_the_order_of_rows_does_not_matter(rows: list[tuple[str, bool]], random: Random) -> None:
-    """H5: groups by uid only, wherever the rows stand."""
+    """Groups by uid only, wherever the rows stand."""
     order = list(range(len(rows)))
     random.shuffle(order)
     uids, scores = [uid for uid, _ in rows], torch.tensor([float(score) for _, score in rows])

@@ -39,7 +39,7 @@ def pack(rows: list[list[float]]) -> tuple[Tensor, Tensor]:
     ],
 )
 def test_one_row_of_one_token_and_one_of_three(mode: AggregationMode, loss: float, gradient: list[float]) -> None:
-    """G1, G2: row A [4], row B [1, 1, 1]: 1.75, 2.5, 3.5 and, with the constant 8, 0.4375; whole or in two parts; gradients."""
+    """Row A [4], row B [1, 1, 1]: 1.75, 2.5, 3.5 and, with the constant 8, 0.4375; whole or in two parts; gradients."""
     aggregation = of(mode)
     for cut in ([[[4.0], [1.0, 1.0, 1.0]]], [[[4.0]], [[1.0, 1.0, 1.0]]]):
         packed = [pack(part) for part in cut]
@@ -54,7 +54,7 @@ def test_one_row_of_one_token_and_one_of_three(mode: AggregationMode, loss: floa
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
 def test_what_is_under_the_mask_is_not_read(mode: AggregationMode, dtype: torch.dtype) -> None:
-    """G9: loss [1, NaN, 3] under mask [1, 0, 1] has mean 2 and a finite gradient."""
+    """Loss [1, NaN, 3] under mask [1, 0, 1] has mean 2 and a finite gradient."""
     values, offsets = pack([[1.0, math.nan, 3.0]])
     mask = torch.tensor([1, 0, 1]).to(dtype)
     total = of(mode).sum(values.requires_grad_(), mask, offsets)
@@ -113,7 +113,7 @@ def test_parts_add_up_and_agree_with_python(
 
 
 def test_the_constant_is_required_where_it_divides_and_refused_elsewhere() -> None:
-    """G5: a divisor read off the batch would change with its padding or its cut."""
+    """A divisor read off the batch would change with its padding or its cut."""
     with pytest.raises(ConfigError, match="needs a scale, no other mode takes one; got seq-mean-token-sum-norm, None"):
         Aggregation("seq-mean-token-sum-norm")
     with pytest.raises(ConfigError, match=r"no other mode takes one; got token-mean, 8\.0"):

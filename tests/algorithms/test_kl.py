@@ -36,7 +36,7 @@ def value_and_gradient(kind: str, logprob: float, ref: float, dtype: torch.dtype
     ],
 )
 def test_the_table(kinds: tuple[str, ...], value: float, gradient: float) -> None:
-    """H7: logp = -1.0, ref = -1.5: 0.5, 0.5, 0.125, 0.10653."""
+    """Logp = -1.0, ref = -1.5: 0.5, 0.5, 0.125, 0.10653."""
     for kind in kinds:
         assert value_and_gradient(kind, -1.0, -1.5) == pytest.approx((value, gradient), abs=1e-12)
 
@@ -55,12 +55,12 @@ def test_the_table(kinds: tuple[str, ...], value: float, gradient: float) -> Non
     ],
 )
 def test_on_the_other_side_and_straight_through(kind: str, value: float, gradient: float) -> None:
-    """H6: d = ref - logp = 0.5: k3 0.14872 with gradient -0.64872; straight-through the same value with gradient -0.5."""
+    """D = ref - logp = 0.5: k3 0.14872 with gradient -0.64872; straight-through the same value with gradient -0.5."""
     assert value_and_gradient(kind, -1.5, -1.0) == pytest.approx((value, gradient), abs=1e-9)
 
 
 def test_no_estimator_but_k1_pushes_away_from_the_reference() -> None:
-    """H7: a step against the gradient moves the log-prob towards the reference, from either side; k1 always pushes down."""
+    """A step against the gradient moves the log-prob towards the reference, from either side; k1 always pushes down."""
     for kind in set(KL_ESTIMATORS) - {"kl", "k1"}:
         assert value_and_gradient(kind, -2.0, -1.0)[1] < 0 < value_and_gradient(kind, -1.0, -2.0)[1]
 
@@ -72,7 +72,7 @@ def test_at_the_reference_all_are_zero_and_with_a_plus_flat(kind: str) -> None:
 
 
 def test_where_the_policy_drifted_the_gradient_lives() -> None:
-    """H6: ref - logp = 3: k3 16.0855 and gradient 1 - e^3, which a clamp of the value at 10 would make 0."""
+    """Ref - logp = 3: k3 16.0855 and gradient 1 - e^3, which a clamp of the value at 10 would make 0."""
     assert value_and_gradient("k3", -4.0, -1.0) == pytest.approx((16.0855369, 1 - math.exp(3)), abs=1e-6)
 
 

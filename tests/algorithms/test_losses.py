@@ -69,7 +69,7 @@ def test_a_step_against_the_gradient_makes_good_tokens_likelier() -> None:
     ],
 )
 def test_two_rows_in_each_mode(mode: AggregationMode, value: float, gradient: list[float]) -> None:
-    """G2: advantages 2 and 1, all ratios 1, one token masked; loss and gradient of sum over count."""
+    """Advantages 2 and 1, all ratios 1, one token masked; loss and gradient of sum over count."""
     batch = policy_batch([[1, 0], [1, 1]], [[-1.0, -5.0], [-1.0, -2.0]], [[2.0, 2.0], [1.0, 1.0]])
     found, gradients = run(clipped(0.2, 0.3, Aggregation(mode)), [-1.0, -3.0, -1.0, -2.0], batch)
     assert float(found.total.detach()) / found.count == pytest.approx(value, abs=1e-12)
@@ -78,7 +78,7 @@ def test_two_rows_in_each_mode(mode: AggregationMode, value: float, gradient: li
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, -1e9])
 def test_masked_tokens_may_hold_anything(poison: float) -> None:
-    """G9: old log-probs and advantages under a zero mask touch neither the loss, nor its gradient, nor a metric."""
+    """Old log-probs and advantages under a zero mask touch neither the loss, nor its gradient, nor a metric."""
     clean, gradients = run(LOSS, [-1.0, -2.0], policy_batch([[1, 0]], [[-1.5, 0.0]], [[1.0, 0.0]]))
     for batch in (policy_batch([[1, 0]], [[-1.5, poison]], [[1.0, 0.0]]), policy_batch([[1, 0]], [[-1.5, 0.0]], [[1.0, poison]])):
         found, poisoned = run(LOSS, [-1.0, -2.0], batch)
@@ -97,7 +97,7 @@ def test_metrics_are_means_over_kept_tokens() -> None:
 
 
 def test_no_kept_tokens_is_a_loss_of_zero_with_a_graph() -> None:
-    """G10: an all-zero mask."""
+    """An all-zero mask."""
     found, gradients = run(LOSS, [-1.0, -2.0], policy_batch([[0, 0]], [[0.0, math.nan]], [[1.0, math.nan]]))
     assert (float(found.total.detach()), found.count, gradients) == (0.0, 0.0, [0.0, 0.0])
     assert found.metrics.to_floats() == {"log_ratio_abs_max": 0.0}
@@ -141,7 +141,7 @@ def test_likelihood_of_the_kept_tokens() -> None:
 @pytest.mark.parametrize("mode", get_args(AggregationMode))
 @pytest.mark.parametrize("cut", [[4], [2, 2], [1, 3], [1, 1, 1, 1]])
 def test_the_loss_is_the_same_in_however_many_micro_batches(mode: AggregationMode, cut: list[int]) -> None:
-    """Field report G3: four rows at ratio 1 with advantages 1, 2, 3, -2 have the loss -1, also in four parts, and not -4."""
+    """Four rows at ratio 1 with advantages 1, 2, 3, -2 have the loss -1, also in four parts, and not -4."""
     loss = clipped(0.2, 0.3, Aggregation(mode, 1.0 if mode == "seq-mean-token-sum-norm" else None))
     advantages = [1.0, 2.0, 3.0, -2.0]
     batch = policy_batch([[1]] * 4, [[-1.0]] * 4, [[advantage] for advantage in advantages])
@@ -155,7 +155,7 @@ def test_the_loss_is_the_same_in_however_many_micro_batches(mode: AggregationMod
 
 
 def test_an_advantage_reaches_each_stretch_of_own_tokens_and_nothing_between_them() -> None:
-    """Field report H9: three steps of one trajectory, each elsewhere in the row; the tokens between them are not the policy's."""
+    """Three steps of one trajectory, each elsewhere in the row; the tokens between them are not the policy's."""
     mask = [0, 1, 1, 0, 0, 1, 0, 1, 0]
     found, gradients = run(LOSS, [-1.0] * 9, policy_batch([mask], [[-1.0] * 9], [[2.0] * 9]))
     assert gradients == [-2.0 * own for own in mask]

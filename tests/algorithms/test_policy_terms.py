@@ -105,7 +105,7 @@ def test_all_terms_by_hand() -> None:
     ],
 )
 def test_all_terms_are_aggregated_alike(aggregation: Aggregation, pg: float, kl: float, entropy: float) -> None:
-    """G5: also entropy and KL, which once had a divisor of their own."""
+    """Also entropy and KL, which once had a divisor of their own."""
     batch = with_ref(
         policy_batch([[1, 0], [1, 1]], [[-1.0, 0.0], [-1.0, -2.0]], [[2.0, 9.0], [1.0, -1.0]]), [[-1.5, 7.0], [0.0, -2.0]]
     )
@@ -127,7 +127,7 @@ def test_the_signs_of_the_terms() -> None:
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_what_is_under_the_mask_is_not_read(poison: float) -> None:
-    """G9: reference log-probs, log-probs and entropies."""
+    """Reference log-probs, log-probs and entropies."""
     loss = clipped(0.2, 0.3, clip_c=3.0, kl=KLTerm(0.5, "k3"), entropy_coeff=0.1)
     found, gradients, entropy_gradients = run(
         loss, [-1.0, poison], with_ref(policy_batch([[1, 0]], [[-1.5, poison]], [[1.0, poison]]), [[-2.0, poison]]), [1.0, poison]
@@ -149,7 +149,7 @@ def test_a_coefficient_of_zero_reports_and_changes_nothing() -> None:
 
 
 def test_tokens_beyond_the_formula_are_counted() -> None:
-    """H6: where k3 goes on along its tangent."""
+    """Where k3 goes on along its tangent."""
     batch = with_ref(policy_batch([[1, 1, 1, 0]], [[-1.0] * 4], [[0.0] * 4]), [[-1.0, 25.0, -99.0, 99.0]])
     found, gradients, _ = run(clipped(0.2, 0.3, kl=KLTerm(1.0)), [-1.0, -1.0, -1.0, -1.0], batch)
     assert found.metrics["kl_clipfrac"].value == pytest.approx(1 / 3)

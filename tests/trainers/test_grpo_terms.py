@@ -12,7 +12,7 @@ from podium.protocol.jagged import jagged, parts
 from podium.single_controller import DataProtoFuture
 from podium.trainers import PPOTrainer, RunDirectory
 from podium.trainers.steps import advantage_estimator, with_advantages
-from tests.trainers.builders import WARM_UP, from_base, rows, small_config, train, weights
+from tests.trainers.builders import from_base, rows, small_config, train, weights
 
 pytestmark = pytest.mark.usefixtures("torch_globals_put_back")
 TERMS = (
@@ -29,12 +29,6 @@ TERMS = (
     "trainer.total_steps=3",
     "trainer.save_freq=1",
 )
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A model folder that solves some of the problems."""
-    return train(small_config(tmp_path_factory.mktemp("warm"), *WARM_UP)).warmup.hf
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +200,7 @@ def test_the_penalty_is_taken_from_the_reward_before_the_baseline(tmp_path):
 
 
 def test_rows_without_a_uid_are_an_error(tmp_path):
-    """H5: never grouped by their text or their place."""
+    """Never grouped by their text or their place."""
     batch = scored_batch()
     batch.pop(non_tensor_batch_keys=["uid"])
     with pytest.raises(DataError, match="the step 'advantages' reads the column 'uid', which the rows do not have"):

@@ -22,7 +22,7 @@ SMALL_STEPS = (
 
 @pytest.fixture(scope="module")
 def warmed_up(tmp_path_factory):
-    return train(small_config(tmp_path_factory.mktemp("warm"), *WARM_UP, *MIXED))
+    return train(small_config(tmp_path_factory.mktemp("warm"), *WARM_UP, *MIXED, "warmup.steps=70"))
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def prepared(config: RunConfig, scored: DataProto) -> DataProtoFuture:
 
 
 def test_a_mini_batch_is_whole_prompts_however_many_rows_they_have():
-    """Field report G11: four prompts of 1, 5, 2 and 4 rows, two a mini-batch: two optimizer steps, and the schedule with them."""
+    """Four prompts of 1, 5, 2 and 4 rows, two a mini-batch: two optimizer steps, and the schedule with them."""
     config = resolve(SETTINGS)
     future, session = prepared(config, rows([1, 1])), SimpleNamespace(spans=Spans(), updating=lambda: None)
     batch = future.get()
@@ -69,7 +69,7 @@ def test_a_mini_batch_is_whole_prompts_however_many_rows_they_have():
 
 
 def test_every_row_of_a_trajectory_has_its_advantage_whatever_its_mask():
-    """Field report H9: a mask of zeros at a row's start, or between the stretches that the policy wrote, takes nothing away.
+    """A mask of zeros at a row's start, or between the stretches that the policy wrote, takes nothing away.
 
     One advantage a row, which the loss takes for each of its tokens.
     """

@@ -91,7 +91,7 @@ def test_explain_says_what_is_recorded():
     ("overrides", "message"),
     [
         (("profiler.tool=torch", "profiler.steps=[3]"), "profiler.steps has 3, but trainer.total_steps is 2"),
-        ((*TORCH, "profiler.ranks=[1]"), "profiler.ranks: there is no rank 1, num_workers=1"),
+        ((*TORCH, "profiler.ranks=[1]"), "profiler.ranks has 1, but num_workers is 1"),
         ((*TORCH, "profiler.ranks=[0]", "profiler.all_ranks=true"), "contradict each other"),
         (("profiler.tool=torch",), "profiler.tool=torch records nothing without profiler.steps"),
         (("profiler.steps=[1]",), r"profiler.steps=\[1\] has no effect without a profiler.tool: .* at \[\]"),

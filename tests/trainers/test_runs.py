@@ -17,20 +17,9 @@ from podium.config import ModelConfig
 from podium.errors import CheckpointError
 from podium.trainers import PPOTrainer, RunDirectory, evaluate_model
 from podium.trainers.preflight import prepare
-from tests.trainers.builders import WARM_UP, from_base, rows, small_config, train, weights
+from tests.trainers.builders import from_base, rows, small_config, train, weights
 
 pytestmark = pytest.mark.usefixtures("torch_globals_put_back")
-
-
-@pytest.fixture(scope="module")
-def warmed_up(tmp_path_factory):
-    """A run with the warm-up and one step; its `warmup/hf` solves some of the problems."""
-    return train(small_config(tmp_path_factory.mktemp("warm"), *WARM_UP))
-
-
-@pytest.fixture(scope="module")
-def base(warmed_up):
-    return warmed_up.warmup.hf
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +42,7 @@ def test_the_run_directory_holds_what_the_docs_say(whole_run, warmed_up):
 
 
 def test_validation_and_checkpoints_come_when_they_are_due(whole_run):
-    """Field report J6: the last step is validated and saved whatever the interval."""
+    """The last step is validated and saved whatever the interval."""
     assert [row["step"] for row in rows(whole_run) if "val/score/mean" in row] == [0, 2, 4, 5]
     assert sorted(p.name for p in (whole_run.path / "checkpoints").iterdir()) == ["step-4", "step-5"]
 
@@ -223,8 +212,9 @@ def test_micro_batches_recomputing_and_dropping_change_nothing_but_rounding(whol
         assert rows(other)[1][name] == pytest.approx(rows(whole_run)[1][name], rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow  # test_grpo_terms compares runs with every term
 def test_two_workers_equal_one_within_rounding(base, tmp_path, ray_cluster):
-    """Issue 3: the model sharded over two actors, on the same rollouts.
+    """The model sharded over two actors, on the same rollouts.
 
     The tolerance is float32's: Llama computes its norms and rotations in float32 whatever the dtype of the model. Against a
     plain batch, tests/engines/test_fsdp2.py compares to 1e-10.
@@ -253,7 +243,7 @@ sys.exit(f"imported: {heavy}" if heavy else 0)
 
 
 def test_an_inline_run_imports_no_other_engine_and_no_extra_it_does_not_use(base, tmp_path):
-    """Field report L1: the driver's process of a run of three steps on a CPU."""
+    """The driver's process of a run of three steps on a CPU."""
     command = [sys.executable, "-c", IMPORTS_NOTHING_HEAVY, str(tmp_path), str(base)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -134,7 +134,7 @@ def by_row(batch: DataProto, column: str) -> list[list[float]]:
 
 
 def test_drop_takes_a_row_out_of_its_groups_statistics_and_out_of_the_loss(tmp_path):
-    """Field report I3: group rewards [1, failed, 0, 1]; statistics use three rows, the fourth has a zero mask."""
+    """Group rewards [1, failed, 0, 1]; statistics use three rows, the fourth has a zero mask."""
     batch = scored_batch(tmp_path, "drop", ["1", "oops", "0", "1"])
     deviation = math.sqrt(((1 / 3) ** 2 * 2 + (2 / 3) ** 2) / 2)  # unbiased, of 1, 0, 1
     high, low = (1 / 3) / (deviation + 1e-6), (-2 / 3) / (deviation + 1e-6)
@@ -170,7 +170,7 @@ def score(data_source, solution_str, ground_truth, extra_info, *, scale):
 
 
 def test_a_run_on_own_rows_with_own_reward_and_dropped_rows(tmp_path, capfd, caplog):
-    """Field report I5: partial groups are trained on by 'drop', and reported."""
+    """Partial groups are trained on by 'drop', and reported."""
     function = reward_file(tmp_path, FLAKY)
     config = config_of(
         tmp_path,
@@ -184,7 +184,7 @@ def test_a_run_on_own_rows_with_own_reward_and_dropped_rows(tmp_path, capfd, cap
     assert all(row["critic/rewards/mean"] < 0 and "reward/ones/mean" in row and "val/score/mean" in row for row in steps[1:])
     assert all(math.isfinite(row["actor/pg_loss"]) and math.isfinite(row["actor/grad_norm"]) for row in steps[1:])
     samples = [json.loads(line) for line in (directory.path / "samples.jsonl").read_text().splitlines()]
-    for sample in samples:  # field report M1: every response can be traced, and a failed one is null, not zero
+    for sample in samples:  # every response can be traced, and a failed one is null, not zero
         assert (sample["reward"] is None) == bool(len(sample["response"]) % 2)
         assert sample["uid"].startswith("mine.jsonl:")
     assert {sample["reward"] is None for sample in samples} == {True, False}

@@ -1,4 +1,4 @@
-"""The folder that a run leaves: where each file is, and what a resumed run finds there."""
+"""The folder of a run: where each file is, and what a resumed run reads there."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class RunDirectory:
         return is_last and self.has_model and "after" in self.read_report()
 
     def check_files(self) -> None:
-        """ConfigError for what cannot be read or written later: a folder in a file's place and the like, a damaged JSON file."""
+        """ConfigError for a folder in the place of a file, a file in the place of a folder, and a damaged JSON file."""
         for names, is_right, kind in ((FOLDERS, Path.is_dir, "folder"), (FILES, Path.is_file, "file")):
             for found in (run.path / name for run in (self, self.warmup) for name in names):
                 if found.exists() and not is_right(found):
@@ -169,7 +169,7 @@ class RunDirectory:
         self.read_report()
 
     def check_settings(self, config: RunConfig) -> None:
-        """ConfigError for a change of settings that comes too late: the warm-up's when it is done, fewer steps than were done."""
+        """ConfigError for a change of the warm-up after its end, and for fewer steps than are done."""
         done, recorded = self.saved_step, self.settings.read()
         if done is not None and config.trainer.total_steps < done:
             raise ConfigError(
@@ -309,7 +309,7 @@ def check_root(config: RunConfig) -> None:
 
 
 def _link_latest(root: Path, name: str) -> None:
-    """Let `latest` mean this run. A run goes on without it: where it cannot be, a warning says so."""
+    """Link `latest` to this run. Where that fails, a warning says so, and the run goes on."""
     latest, link = root / "latest", root / f".latest-{os.getpid()}"
     if latest.exists() and not latest.is_symlink():
         logger.warning("%s is not a link to a run; it stays as it is. Rename it, and the next run makes the link", latest)
