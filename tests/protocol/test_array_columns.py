@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from podium.errors import DataError
 from podium.protocol import DataProto, concat_rows, pad_dataproto_to_divisor, partition_rows
 from podium.protocol.blocks import LocalBlock, to_header_and_block
+from podium.protocol.remote_concat import concat_remote_rows
 from podium.protocol.remote_rows import RemoteRows
 
 ARRAYS: dict[str, NDArray[Any]] = {
@@ -75,7 +76,7 @@ def check(data: DataProto, numbers: list[int], arrays: dict[str, NDArray[Any]] |
         (copy.deepcopy, [0, 1, 2, 3]),
         (lambda data: pickle.loads(pickle.dumps(data)), [0, 1, 2, 3]),
         (lambda data: by_reference(data)[1:].get(), [1, 2, 3]),
-        (lambda data: RemoteRows.concat([by_reference(data[2:]), by_reference(data[:1])]).get(), [2, 3, 0]),
+        (lambda data: concat_remote_rows([by_reference(data[2:]), by_reference(data[:1])]).get(), [2, 3, 0]),
     ],
 )
 def test_numpy_columns_keep_dtype_and_shape(operation: Callable[[DataProto], Any], numbers: list[int]) -> None:
@@ -156,7 +157,7 @@ def test_they_are_saved_and_loaded(tmp_path: Path) -> None:
         (np.array([[1], [2]]), np.array([[0.5]]), "float64", [[1], [2], [0.5]]),
     ],
 )
-@pytest.mark.parametrize("join", [DataProto.concat, lambda parts: RemoteRows.concat(list(map(by_reference, parts))).get()])
+@pytest.mark.parametrize("join", [DataProto.concat, lambda parts: concat_remote_rows(list(map(by_reference, parts))).get()])
 def test_columns_of_several_dtypes_take_numpys_common_one(
     first: Any, second: Any, dtype: str, values: list[Any], join: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +169,7 @@ def test_columns_of_several_dtypes_take_numpys_common_one(
 def test_reading_some_rows_of_a_joined_column_gives_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("podium.protocol.blocks.IN_HEADER_BYTES", -1)
     parts = [DataProto(non_tensor_batch={"a": np.array(values)}) for values in ([1, 2], [0.5])]
-    joined = RemoteRows.concat(list(map(by_reference, parts)))
+    joined = concat_remote_rows(list(map(by_reference, parts)))
     assert joined[:1].get().non_tensor_batch["a"].dtype == np.float64
     assert joined[:0].get().non_tensor_batch["a"].dtype == np.float64
 

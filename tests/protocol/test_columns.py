@@ -21,6 +21,7 @@ from podium.observability import Mean, Metrics, Sum
 from podium.protocol import DataProto, Mergeable, object_column
 from podium.protocol.blocks import LocalBlock, to_header_and_block
 from podium.protocol.jagged import jagged, parts
+from podium.protocol.remote_concat import concat_remote_rows
 from podium.protocol.remote_rows import RemoteRows
 from tests.protocol.builders import FOUR, META, batch_of, check, lists_of, ragged
 
@@ -119,7 +120,7 @@ def test_offsets_of_32_bits_become_int64_once(tmp_path: Path) -> None:
     ranks = [
         RemoteRows.of(header, LocalBlock(block)) for header, block in map(to_header_and_block, (assigned, same.select(["j"])))
     ]
-    assert lists_of(RemoteRows.concat(ranks).get().batch["j"]) == [[0.0, 1.0], [2.0, 3.0, 4.0]] * 2
+    assert lists_of(concat_remote_rows(ranks).get().batch["j"]) == [[0.0, 1.0], [2.0, 3.0, 4.0]] * 2
 
 
 # -- choosing -----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from podium.protocol import DataProto, equality, object_column
 from podium.protocol import jagged as jg
 from podium.protocol.blocks import IN_HEADER_BYTES, Block, Header, LocalBlock, Read, selected, to_header_and_block
 from podium.protocol.column_types import ColumnType, bytes_of_columns
+from podium.protocol.remote_concat import concat_remote_rows
 from podium.protocol.remote_rows import RemoteRows
 from tests.protocol.builders import ragged, ragged_last
 
@@ -96,7 +97,7 @@ def pair_of(
     """Rows as so many ranks return them."""
     plain = rows_of(lengths)
     parts = [header_of(part, away) for part in plain.partition(blocks)]
-    return Pair(RemoteRows.concat([RemoteRows.of(header, make(block)) for header, block in parts]), plain)
+    return Pair(concat_remote_rows([RemoteRows.of(header, make(block)) for header, block in parts]), plain)
 
 
 pairs = st.builds(
@@ -186,7 +187,7 @@ def fill(data: st.DataObject, pair: Pair) -> Iterable[Pair]:
 def concat_of_one_source(data: st.DataObject, pair: Pair) -> Iterable[Pair]:
     parts = [numbers_of(data, len(pair)) for _ in range(data.draw(st.integers(1, 3)))]
     yield Pair(
-        RemoteRows.concat([pair.remote[part] for part in parts]),
+        concat_remote_rows([pair.remote[part] for part in parts]),
         DataProto.concat([pair.plain[part] for part in parts]),
     )
 
@@ -272,7 +273,7 @@ def test_parts_that_lie_in_different_places_are_joined(data: st.DataObject, firs
     parts = [Pair(one.remote.rename(renamed, new), one.plain.clone().rename(renamed, new)) for one in parts]
     parts = [Pair(one.remote[rows], one.plain[rows]) for one in parts for rows in [numbers_of(data, len(one))]]
     parts = data.draw(st.permutations(parts))
-    joined = Pair(RemoteRows.concat([one.remote for one in parts]), DataProto.concat([one.plain for one in parts]))
+    joined = Pair(concat_remote_rows([one.remote for one in parts]), DataProto.concat([one.plain for one in parts]))
     check(joined)
     same(joined.remote.narrowed().fetched(), joined.plain)
     for one in parts:
@@ -320,7 +321,7 @@ def test_a_read_asks_for_its_rows_and_columns_of_the_bodies_that_have_them() -> 
 
 def test_no_row_operation_asks_for_anything() -> None:
     rows, blocks = counted([1, 2, 3, 0, 2, 1], blocks=3)
-    joined = RemoteRows.concat([rows[::-1], rows.repeat(2), *rows.partition(4)]).rename("tokens", "ids").drop(["wide"])
+    joined = concat_remote_rows([rows[::-1], rows.repeat(2), *rows.partition(4)]).rename("tokens", "ids").drop(["wide"])
     list(joined.union(rows.select(["gains"], [], []).rename("gains", "g").repeat(4)).make_iterator(5, 1, 3, last="pad"))
     assert joined.lengths("ids").sum() == 36
     assert joined.column_bytes()["ids"] == 36 * 8
@@ -345,7 +346,7 @@ def test_no_row_is_asked_for_more_often_than_it_is_there(data: st.DataObject, le
 def test_what_is_sent_of_a_body_of_this_process_is_the_rows_and_columns_asked_for() -> None:
     local = RemoteRows.of_local(rows_of([1, 2, 3, 0, 2, 1]))
     away = pair_of([1, 1], COLUMNS, make=lambda block: LocalBlock(block, is_of_rank=True)).remote
-    sent = RemoteRows.concat([local, away])[[3, 1, 1, 7]].select(["x", "tokens"], [], []).narrowed()
+    sent = concat_remote_rows([local, away])[[3, 1, 1, 7]].select(["x", "tokens"], [], []).narrowed()
     held = [block.rows for block in sent.blocks if isinstance(block, LocalBlock)]
     assert [sorted(block.batch) for block in held] == [["tokens", "x"]] * 2
     assert [block.batch["x"].tolist() for block in held] == [[1, 3], [1]]
@@ -436,7 +437,7 @@ def test_small_columns_come_with_the_header_jagged_and_large_ones_stay() -> None
 def test_of_a_column_of_rows_here_and_elsewhere_each_part_counts_where_it_lies() -> None:
     lengths = [1, 2, 3, 0, 2, 1]
     away, _ = counted(lengths[:3], blocks=2)
-    joined = RemoteRows.concat([away, RemoteRows.of_local(rows_of(lengths[3:], first=3))])
+    joined = concat_remote_rows([away, RemoteRows.of_local(rows_of(lengths[3:], first=3))])
     sizes, here = joined.column_bytes(), joined.local_bytes()
     assert (sizes["tokens"], here["tokens"]) == (6 * 8, 3 * 8)
     assert ("tokens" in joined[3:].column_bytes(), joined[3:].local_bytes()["tokens"]) == (False, 3 * 8)
@@ -455,9 +456,13 @@ def test_one_name_is_one_column() -> None:
 def test_rows_of_a_tensordict_are_read_as_one() -> None:
     header, block = header_of(rows_of([1, 0, 2]), JAGGED)
     rows = RemoteRows.of(Header(header.local, 3, header.column_types, header.lengths, is_tensordict=True), LocalBlock(block))
-    found = RemoteRows.concat([rows[1:], rows[:1]]).union(DataProto({"r": torch.arange(3)})).get()
+    found = concat_remote_rows([rows[1:], rows[:1]]).union(DataProto({"r": torch.arange(3)})).get()
     assert type(found).__name__ == "TensorDict"
     assert DataProto.from_tensordict(found).batch["x"].tolist() == [1, 2, 0]
+
+
+def concat_of(rows: DataProto | RemoteRows) -> Callable[..., Any]:
+    return DataProto.concat if isinstance(rows, DataProto) else concat_remote_rows
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -487,11 +492,11 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "other meta": lambda rows: rows.union(DataProto(meta_info={"step": 8})),
     "rows to join by that are not there": lambda rows: rows.union(rows[[0, 1, 1]], on="x"),
     "nothing to join by": lambda rows: rows.union(rows, on="id"),
-    "nothing to concatenate": lambda rows: type(rows).concat([]),
-    "parts without a column": lambda rows: type(rows).concat([rows, rows.select(["x", "byte"])]),
-    "parts without objects": lambda rows: type(rows).concat([rows, rows.select(None, ["text"])]),
-    "parts of other shapes": lambda rows: type(rows).concat([rows, rows.select(["byte"], []), rows]),
-    "parts of other dtypes": lambda rows: type(rows).concat(
+    "nothing to concatenate": lambda rows: concat_of(rows)([]),
+    "parts without a column": lambda rows: concat_of(rows)([rows, rows.select(["x", "byte"])]),
+    "parts without objects": lambda rows: concat_of(rows)([rows, rows.select(None, ["text"])]),
+    "parts of other shapes": lambda rows: concat_of(rows)([rows, rows.select(["byte"], []), rows]),
+    "parts of other dtypes": lambda rows: concat_of(rows)(
         [rows.select(["x"], []), rows.select(["byte"], []).rename("byte", "x")]
     ),
 }
@@ -520,18 +525,16 @@ def test_names_are_never_changed_in_some_parts_only() -> None:
     rows = pair_of([1, 2], JAGGED).remote
     swapped = rows.rename(["tokens", "places"], ["places", "tokens"])
     with pytest.raises(DataError, match=r"concat: column '(tokens|places)' differs between parts"):
-        RemoteRows.concat([rows, swapped])
+        concat_remote_rows([rows, swapped])
     one, other = rows.select(["tokens"], []), rows.select(["gains"], []).rename("gains", "tokens")
     with pytest.raises(DataError, match="differs between parts: int64"):
-        RemoteRows.concat([one, other])
+        concat_remote_rows([one, other])
     more = RemoteRows.of(*_as_source("more")).rename("more", "tokens")
-    with pytest.raises(
-        DataError, match="'tokens' is called 'tokens', 'more' where the parts lie, and must be called the same there"
-    ):
-        RemoteRows.concat([one, more])
+    with pytest.raises(DataError, match="'tokens' must have one name in the parts' blocks, got 'tokens', 'more'"):
+        concat_remote_rows([one, more])
     twice = rows.union(rows.select(["tokens"], [], []).rename("tokens", "again"))
     here = RemoteRows.of_local(twice.get())  # in the other part both have one name where they lie
-    joined = RemoteRows.concat([twice, here[::-1]]).get(["tokens", "again"])
+    joined = concat_remote_rows([twice, here[::-1]]).get(["tokens", "again"])
     assert joined.batch["tokens"].values().tolist() == joined.batch["again"].values().tolist() == [0, 100, 101, 100, 101, 0]
 
 
@@ -544,9 +547,9 @@ def test_columns_that_lie_elsewhere_are_joined_if_they_are_the_same() -> None:
     pair = pair_of([1, 2, 0], JAGGED)
     moved = pair.remote[[2, 1, 0]]
     same(moved.union(moved.select(["tokens", "x"], [])).get(), pair.plain[[2, 1, 0]])
-    with pytest.raises(DataError, match="column 'tokens' is in both batches and lies elsewhere"):
+    with pytest.raises(DataError, match="column 'tokens' is in both batches and remote"):
         pair.remote.union(moved.select(["tokens"], []))
-    with pytest.raises(DataError, match="column 'tokens' is in both batches and lies elsewhere"):
+    with pytest.raises(DataError, match="column 'tokens' is in both batches and remote"):
         pair.remote.union(pair.plain.select(["tokens"], []))
 
 

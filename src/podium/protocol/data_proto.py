@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from podium.errors import ChunkError, DataError
+from podium.errors import DataError
 from podium.protocol import columns as col
 from podium.protocol import disk, indexing, joining, merging, row_dicts, wire, wording
 from podium.protocol import jagged as jg
@@ -31,14 +31,15 @@ from podium.protocol import row_moves as moves
 from podium.protocol.arrays import tensor_bytes
 from podium.protocol.batch import Batch, Columns, batch_of, tensors_of
 from podium.protocol.columns import ObjectColumn
-from podium.protocol.indexing import LastBatch, RowIndex
+from podium.protocol.indexing import RowIndex
 from podium.protocol.row_dicts import DataProtoItem
+from podium.protocol.row_operations import RowOperations
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
 
-class DataProto:
+class DataProto(RowOperations):
     """Rows with named columns. `len()` is the number of rows.
 
     >>> data = DataProto.from_dict({"x": torch.arange(3)}, {"name": ["a", "b", "c"]}, {"step": 7})
@@ -201,18 +202,6 @@ class DataProto:
         """Put the rows of these numbers, which may be some or repeat, in that order, in place: `select_idxs` of this object."""
         self._become(self.select_idxs(indices))
 
-    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
-        """Each row k times in a row (a a b b), or the whole batch k times (a b a b) without `interleave`."""
-        repeat_times = col.whole_number("repeat_times", repeat_times)
-        if repeat_times < 0:
-            raise DataError(f"rows cannot be repeated {repeat_times} times")
-        rows = torch.arange(len(self))
-        return self.select_idxs(rows.repeat_interleave(repeat_times) if interleave else rows.repeat(repeat_times))
-
-    def sample_level_repeat(self, repeat_times: Sequence[int] | Tensor | NDArray[Any]) -> Self:
-        """Row b `repeat_times[b]` times in a row; 0 leaves it out."""
-        return self.select_idxs(indexing.repeated(repeat_times, len(self)))
-
     def unfold_column_chunks(self, n_split: int, split_keys: Iterable[str] | None = None) -> Self:
         """Cut each row of the named columns, tensors or arrays, into `n_split` equal pieces that become rows; repeat all others.
 
@@ -230,50 +219,6 @@ class DataProto:
         numbers = torch.arange(len(self)).repeat_interleave(n_split)
         meta = mt.meta_of_rows(self.meta_info, numbers, len(self))
         return type(self)(tensors, repeated.non_tensor_batch | cut_arrays, meta)
-
-    def partition(self, num_parts: int) -> list[Self]:
-        """Exactly `num_parts` consecutive parts whose sizes differ by at most one; empty parts keep their columns."""
-        num_parts = col.whole_number("num_parts", num_parts)
-        if num_parts < 1:
-            raise DataError(f"partition needs at least one part, got {num_parts}")
-        return self._cut(_even_bounds(len(self), num_parts))
-
-    def chunk(self, chunks: int) -> list[Self]:
-        """`chunks` parts of equal size. ChunkError when the rows do not divide; `partition` takes any number."""
-        chunks = col.whole_number("chunks", chunks)
-        if chunks < 1 or len(self) % chunks:
-            raise ChunkError(f"{len(self)} rows cannot be cut into {chunks} equal parts; partition({chunks}) allows uneven ones")
-        return self.partition(chunks)
-
-    def split(self, split_size: int) -> list[Self]:
-        """Consecutive parts of `split_size` rows; the last one may be short. A batch of no rows has no parts."""
-        split_size = col.whole_number("split_size", split_size)
-        if split_size < 1:
-            raise DataError(f"split needs parts of at least one row, got split_size={split_size}")
-        return self._cut([*range(0, len(self), split_size), len(self)])
-
-    def make_iterator(
-        self,
-        mini_batch_size: int,
-        epochs: int,
-        seed: int | None = None,
-        dataloader_kwargs: Mapping[str, Any] | None = None,
-        *,
-        last: LastBatch = "error",
-    ) -> Iterator[Self]:
-        """Mini-batches of all rows, epoch after epoch; with a seed in an order that each epoch draws anew from the seed alone.
-
-        `dataloader_kwargs={"shuffle": False}` keeps the order whatever the seed; `"drop_last": True` in it is `last="drop"`.
-        `last` says what becomes of rows that fill no mini-batch: "error" before the first one, "short", "drop", or "pad" with
-        copies that `padding_mask` marks.
-        """
-        seed, last = indexing.of_dataloader(seed, last, dict(dataloader_kwargs or {}))
-        mini_batch_size = col.whole_number("mini_batch_size", mini_batch_size)
-        epochs = col.whole_number("epochs", epochs)
-        indexing.check_mini_batches(len(self), mini_batch_size, epochs, last)
-        orders = indexing.mini_batches(len(self), mini_batch_size, epochs=epochs, seed=seed, last=last)
-        width = mini_batch_size if last == "pad" else 0
-        return (self.filled(rows, max(width, len(rows))) for rows in orders)
 
     @classmethod
     def concat(
@@ -514,11 +459,6 @@ def rows_of(packed: wire.Packed, meta: dict[str, Any], objects: Mapping[str, wir
     """Rows from their records. They were checked where they were packed, so they are not checked again."""
     columns = {key: wire.unpack_array(record) for key, record in objects.items()} if objects else {}
     return DataProto._made_of(wire.unpack(packed), columns, meta)
-
-
-def _even_bounds(num_rows: int, parts: int) -> list[int]:
-    size, extra = divmod(num_rows, parts)
-    return [part * size + min(part, extra) for part in range(parts + 1)]
 
 
 def _check_batch_dims(count: int) -> None:

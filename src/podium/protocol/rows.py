@@ -18,6 +18,7 @@ from podium.protocol.blocks import Header, to_header_and_block
 from podium.protocol.columns import whole_number
 from podium.protocol.data_proto import DataProto
 from podium.protocol.meta import is_marked
+from podium.protocol.remote_concat import concat_remote_rows
 from podium.protocol.remote_rows import RemoteRows
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def concat_rows(parts: Sequence[RowsT]) -> RowsT:
         raise DataError(f"concat: parts are of two kinds ({names}); let every rank return the same kind")
     remote = [part for part in parts if isinstance(part, RemoteRows)]
     here = [as_proto(part) for part in parts if not isinstance(part, RemoteRows)]
-    joined = RemoteRows.concat(remote) if remote else DataProto.concat(here)
+    joined = concat_remote_rows(remote) if remote else DataProto.concat(here)
     return _like(parts[0], joined)
 
 

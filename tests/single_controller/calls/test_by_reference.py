@@ -166,7 +166,7 @@ def test_results_that_are_not_rows_and_failures(group: WorkerGroup[Any]) -> None
     made = group.make(rows(4))
     with pytest.raises(DataError, match="no column 'tokenz'; did you mean 'tokens'"):
         made.get(keys=["tokenz"])
-    with pytest.raises(DataError, match="'mask' is in both batches and lies elsewhere"):
+    with pytest.raises(DataError, match="'mask' is in both batches and remote"):
         made.union(group.make(rows(4)))
     with pytest.raises(DispatchError, match="argument 0 has 4 rows, argument 1 has 3"):
         group.pair(made, made[:3])

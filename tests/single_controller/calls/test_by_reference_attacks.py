@@ -131,9 +131,9 @@ def test_no_name_becomes_that_of_two_columns(group: WorkerGroup[Any]):
         for name in ("name", "long"):
             with pytest.raises(DataError, match=f"object column '{name}' exists already"):
                 stays.rename(column, name)
-    with pytest.raises(DataError, match="'name' is of tensors in one batch and of objects in the other"):
+    with pytest.raises(DataError, match="'name' has tensors in one batch and objects in the other"):
         stays.union(DataProto({"name": torch.arange(4)}))
-    with pytest.raises(DataError, match="'x' is of tensors in one batch and of objects in the other"):
+    with pytest.raises(DataError, match="'x' has tensors in one batch and objects in the other"):
         stays.union(DataProto({}, {"x": list("abcd")}))
     assert stays.rename(["x", "wide"], ["wide", "x"]).get().batch["wide"].tolist() == [0, 1, 2, 3]
 

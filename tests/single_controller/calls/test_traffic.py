@@ -16,6 +16,7 @@ import torch
 from podium.protocol import DataProto, jagged_from_rows
 from podium.protocol.blocks import LocalBlock, to_header_and_block
 from podium.protocol.jagged import parts
+from podium.protocol.remote_concat import concat_remote_rows
 from podium.protocol.remote_rows import RemoteRows
 from podium.single_controller import (
     DataProtoFuture,
@@ -314,7 +315,7 @@ def test_counting_the_shards_of_a_call_looks_at_each_body_once(ranks: int, monke
         header, block = to_header_and_block(made_of(rows(2)))
         made.append(RemoteRows.of(header, Watched.__new__(Watched)))
         object.__setattr__(made[-1].blocks[0], "rows", block)
-    shards = RemoteRows.concat(made).partition(ranks)
+    shards = concat_remote_rows(made).partition(ranks)
     Watched.looks = 0
     traffic = Traffic()
     for shard in shards:

@@ -12,14 +12,16 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import DataProto
-from podium.protocol.indexing import LastBatch, RowIndex
+from podium.protocol.indexing import RowIndex
+from podium.protocol.remote_concat import concat_remote_rows
 from podium.protocol.remote_rows import RemoteRows
+from podium.protocol.row_operations import RowOperations
 from podium.protocol.rows import as_proto, is_rows
 from podium.single_controller.calls.futures import GroupFuture
 from podium.single_controller.calls.traffic import DRIVER, recording
 
 
-class DataProtoFuture(GroupFuture[Any]):
+class DataProtoFuture(GroupFuture[Any], RowOperations):
     """A reference to the rows of a call in a batch mode. The rows stay where they were made.
 
     It never changes. Row operations wait for the call and move no bytes: they return futures of other rows. Passed to another
@@ -101,32 +103,18 @@ class DataProtoFuture(GroupFuture[Any]):
     def select_idxs(self, idxs: RowIndex) -> Self:
         return self.of(self._rows().select_idxs(idxs))
 
-    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
-        return self.of(self._rows().repeat(repeat_times, interleave))
+    def filled(self, rows: Tensor, size: int) -> Self:
+        return self.of(self._rows().filled(rows, size))
 
-    def sample_level_repeat(self, repeat_times: Sequence[int] | Tensor) -> Self:
-        return self.of(self._rows().sample_level_repeat(repeat_times))
-
-    def partition(self, num_parts: int) -> list[Self]:
-        return list(map(self.of, self._rows().partition(num_parts)))
-
-    def chunk(self, chunks: int) -> list[Self]:
-        return list(map(self.of, self._rows().chunk(chunks)))
-
-    def split(self, split_size: int) -> list[Self]:
-        return list(map(self.of, self._rows().split(split_size)))
-
-    def make_iterator(
-        self, mini_batch_size: int, epochs: int, seed: int | None = None, *, last: LastBatch = "error"
-    ) -> Iterator[Self]:
-        return map(self.of, self._rows().make_iterator(mini_batch_size, epochs, seed, last=last))
+    def _cut(self, bounds: Sequence[int]) -> list[Self]:
+        return list(map(self.of, self._rows()._cut(bounds)))
 
     @classmethod
     def concat(cls, data: Sequence[Self | DataProto]) -> Self:
         """The rows of all parts in order; those of this process are copied."""
         if not data:
             raise DataError("concat needs at least one batch")
-        return cls.of(RemoteRows.concat(list(map(_rows_of, data))))
+        return cls.of(concat_remote_rows(list(map(_rows_of, data))))
 
     def select(
         self,
