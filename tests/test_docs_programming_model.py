@@ -1,7 +1,7 @@
 """`docs/programming-model.md` is true: its code runs as one script on both runtimes, and its tables are those of the code.
 
-The page is run as its reader would run it, by a fresh interpreter, so that its classes live in `__main__`. Lines
-outside of the code become empty: a traceback's line numbers are those of the page.
+The page is run as its reader would run it, by a fresh interpreter, so that its classes are those of `__main__`. Other
+lines become empty, so that line numbers in a traceback are those of the page.
 """
 
 from __future__ import annotations

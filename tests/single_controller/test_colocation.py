@@ -516,7 +516,7 @@ def test_roles_that_were_never_built_say_why():
         processes.spawn()["actor"].add(1)
 
 
-def test_a_death_in_one_role_breaks_the_crew_that_all_share(ray_cluster: None):
+def test_a_death_in_one_role_breaks_the_groups_of_all_roles(ray_cluster: None):
     with colocated(create_colocated_worker_cls({"mortal": Mortal, "rollout": ActorRollout}), "ray") as processes:
         roles = processes.spawn()
         assert roles["rollout"].heartbeat() == [0, 1]
@@ -543,7 +543,7 @@ def test_closing_one_group_closes_all(runtime: str):
         roles["rollout"].heartbeat()
 
 
-def test_another_driver_attaches_to_the_roles_of_a_detached_crew(ray_cluster: None):
+def test_another_driver_attaches_to_the_roles_of_a_detached_group(ray_cluster: None):
     made = create_colocated_worker_cls({"judge": Init(Judge, 1), "rollout": ActorRollout})
     with colocated(made, "ray", detached=True, name_prefix="shared") as processes:
         attached = WorkerGroup.from_detached(made, name_prefix="shared")

@@ -51,7 +51,7 @@ class FalseSignature:
 
 @pytest.mark.parametrize("cls", [3, None, "Plain", len, Plain(), [Plain]])
 @pytest.mark.parametrize("make", [Init, ClassWithInitArgs])
-def test_an_argument_that_is_not_a_class_is_refused(make: Any, cls: Any):
+def test_anything_but_a_class_is_refused(make: Any, cls: Any):
     with pytest.raises(RegistrationError, match=r"a group must be made of a class, got .*: give the class itself"):
         make(cls)
 
@@ -75,7 +75,7 @@ def test_a_constructor_without_a_signature_is_left_to_the_ranks():
 
 
 @pytest.mark.parametrize("args", [(1, 2), ()])
-def test_arguments_that_do_not_fit_are_an_error_at_once(args: tuple[int, ...]):
+def test_arguments_that_do_not_fit_raise_at_once(args: tuple[int, ...]):
     class Needs(Worker):
         def __init__(self, x: int) -> None: ...
 

@@ -171,7 +171,7 @@ def test_a_roles_method_is_called_on_the_raw_handle_by_its_flat_name(roles: Work
         roles.execute_rank_zero_sync("second_add", -1)
 
 
-def test_a_flat_name_that_two_roles_could_mean_is_not_a_method_of_a_handle() -> None:
+def test_an_ambiguous_flat_name_is_not_a_method_of_a_handle() -> None:
     class AddSlowly(Worker):
         @register(dispatch_mode=Dispatch.ONE_TO_ALL)
         def slowly_add(self) -> None: ...
@@ -261,7 +261,7 @@ def test_a_passed_group_ends_with_the_one_that_owns_its_ranks() -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("runtime", ["ray"], indirect=True)
 def test_a_group_of_the_handles_of_several_groups_or_of_some_ranks(counters: WorkerGroup[Counter]) -> None:
-    pool = RayResourcePool([2])  # with GPUs, which this machine lacks
+    pool = RayResourcePool([2])  # with GPUs, which this machine does not have
     with RayWorkerGroup(pool, Init(Counter, 100), device_name="cpu", name="others") as others:
         base = counters.call.add(0)[0]
         joined = RayWorkerGroup(worker_handles=[*others.workers, *counters.workers], ray_cls_with_init=Counter)

@@ -82,14 +82,14 @@ def test_a_batch_mode_needs_a_method_that_takes_a_batch(mode: Any):
             decorate(does_not)
 
 
-def test_register_without_parentheses_is_an_error_that_shows_them():
+def test_register_without_parentheses_raises_with_a_hint():
     with pytest.raises(RegistrationError, match=r"dispatch_mode .*; write @register\(\) with parentheses"):
 
         @anything
         def method(self: object) -> None: ...
 
 
-def test_an_attribute_that_is_not_a_function_is_not_asked_for_a_record():
+def test_only_functions_are_inspected_for_a_record():
     class Moody:
         def __getattr__(self, name: str) -> object:
             raise ValueError(f"no {name} yet")
@@ -106,7 +106,7 @@ def test_an_attribute_that_is_not_a_function_is_not_asked_for_a_record():
         assert group.one() == [1]
 
 
-def test_an_object_that_is_not_a_method_is_refused():
+def test_anything_but_a_method_is_refused():
     with pytest.raises(RegistrationError, match="must take self first"):
         anything(dispatch_mode=Dispatch.ONE_TO_ALL)(lambda: None)
     with pytest.raises(RegistrationError, match="plain method"):

@@ -254,7 +254,7 @@ def test_columns_that_differ_between_ranks_are_a_dispatch_error():
         group(answers=(rows(1), DataProto({"y": torch.ones(1)}))).scripted(rows(1, 2))
 
 
-def test_none_from_every_rank_is_none():
+def test_if_every_rank_returns_none_so_does_the_call():
     assert group(answers=(None, None)).scripted(rows(1, 2)) is None
 
 
@@ -316,7 +316,7 @@ class Gated:
         return GroupFuture(cast(PendingCall, self), lambda answers: answers[0])
 
 
-def test_what_a_call_waits_with_is_what_was_passed():
+def test_a_deferred_call_has_the_arguments_at_the_time_of_the_call():
     probes, slow, x, more = group(), Gated(), torch.zeros(2), {"y": torch.zeros(1)}
     waiting = probes.sum_later(slow.future(), x, more=more)
     behind = probes.sum_later(1, x)
@@ -328,7 +328,7 @@ def test_what_a_call_waits_with_is_what_was_passed():
     assert probes.sum_later(1, x).get() == 19.0
 
 
-def test_what_cannot_be_kept_for_later_is_refused_at_once():
+def test_a_deferred_call_refuses_arguments_that_cannot_be_copied():
     probes, slow = group(), Gated()
     with pytest.raises(DispatchError, match=r"probes.sum_later.*cannot be copied.*Call \.get\(\)"):
         probes.sum_later(slow.future(), threading.Lock())

@@ -15,7 +15,9 @@ from podium.compat.verl import (
     DISPATCH_MODE_FN_REGISTRY,
     ClassWithInitArgs,
     RayClassWithInitArgs,
+    RayResourcePool,
     RayWorkerGroup,
+    ResourcePoolManager,
     SubRayResourcePool,
     extract_pg_from_exist,
     initialize_global_process_group_ray,
@@ -25,8 +27,6 @@ from podium.protocol import DataProto
 from podium.single_controller import (
     Dispatch,
     Init,
-    RayResourcePool,
-    ResourcePoolManager,
     Worker,
     WorkerGroup,
     get_predefined_dispatch_fn,
@@ -102,7 +102,7 @@ def test_the_class_may_be_given_by_name():
     assert Init(Echo, 5, cls="a worker's own argument").kwargs == {"cls": "a worker's own argument"}
 
 
-def test_a_wrong_constructor_argument_is_an_error_on_the_driver():
+def test_a_wrong_constructor_argument_raises_on_the_driver():
     with pytest.raises(TypeError, match=r"Echo\(\): got an unexpected keyword argument 'y'"):
         RayClassWithInitArgs(cls=Echo, x=1, y=2)
 
@@ -154,15 +154,15 @@ def test_a_bare_class_is_enough(specs: list[GroupSpec]):
 
 
 def test_nsight_options_are_those_of_the_steps_and_the_callers_dict_stays(specs: list[GroupSpec]):
-    options = {"capture-range": "cudaProfilerApi", "capture-range-end": None}
+    nsight = {"capture-range": "cudaProfilerApi", "capture-range-end": None}
     made = RayClassWithInitArgs(cls=Echo, x=1)
     made.update_options({"runtime_env": {"env_vars": {"A": "1"}}})
-    RayWorkerGroup(pool(), made, profile_steps=[1, 2], worker_nsight_options=options)
+    RayWorkerGroup(pool(), made, profile_steps=[1, 2], worker_nsight_options=nsight)
     assert specs[0].options["runtime_env"] == {
         "env_vars": {"A": "1"},
         "nsight": {"capture-range": "cudaProfilerApi", "capture-range-end": "repeat-shutdown:12"},
     }
-    assert options["capture-range-end"] is None
+    assert nsight["capture-range-end"] is None
     assert "nsight" not in made.options["runtime_env"]
 
 
@@ -191,7 +191,7 @@ def test_a_group_needs_its_class():
             make(worker_names=["a"])
 
 
-def test_an_option_that_does_nothing_in_verl_is_refused_here():
+def test_an_option_without_effect_in_verl_is_refused():
     with pytest.raises(TypeError, match="ray_wait_register_center_timeout"):
         RayWorkerGroup(pool(), RayClassWithInitArgs(cls=Echo, x=1), ray_wait_register_center_timeout=300)
 
@@ -266,7 +266,7 @@ def test_attaching_by_names_handles_and_prefix(ray_cluster: None):
 
 @pytest.mark.timeout(120)
 @pytest.mark.slow
-def test_verls_function_joins_the_process_group_and_waits_briefly_for_a_busy_group(ray_cluster: None):
+def test_the_process_group_is_joined_and_attaching_to_a_busy_group_times_out(ray_cluster: None):
     with RayWorkerGroup(pool(), RayClassWithInitArgs(Joins), name_prefix="joins", detached=True) as group:
         assert [total for total, _ in group.sum_of_ranks()] == [3, 3]
         busy = group.sleep(4)
@@ -283,6 +283,7 @@ def test_verls_function_joins_the_process_group_and_waits_briefly_for_a_busy_gro
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_class_whose_environment_was_set_by_an_option(ray_cluster: None):
     made = RayClassWithInitArgs(cls=Env)
     made.update_options({"runtime_env": {"env_vars": {"FROM_OPTIONS": "1"}}})
@@ -304,7 +305,8 @@ def test_a_single_additional_resource_is_taken_of_what_the_pool_reserved(ray_clu
 
 
 @pytest.mark.timeout(120)
-def test_two_groups_of_one_name_are_refused_before_anything_starts(ray_cluster: None):
+@pytest.mark.slow
+def test_two_groups_of_one_name_prefix_are_refused_before_anything_starts(ray_cluster: None):
     made = RayClassWithInitArgs(cls=Env)
     with RayWorkerGroup(RayResourcePool([1], use_gpu=False), made, name_prefix="twice") as group:
         with pytest.raises(ResourceError, match="give another name_prefix than 'twice'"):

@@ -81,7 +81,7 @@ def made(rows: DataProto) -> DataProto:
     )
 
 
-@pytest.fixture(scope="module", params=["inline", "ray"])
+@pytest.fixture(scope="module", params=["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def group(request: pytest.FixtureRequest) -> Iterator[WorkerGroup[Any]]:
     if request.param == "ray":
         request.getfixturevalue("ray_cluster")
@@ -107,7 +107,7 @@ def test_a_column_with_a_name_of_ours_is_refused_and_not_lost(group: WorkerGroup
     assert group.named(rows(4), name[1:], 1).column_names() == {name[1:], "x"}
 
 
-def test_a_name_that_is_not_text_is_refused(group: WorkerGroup[Any]):
+def test_a_column_name_that_is_not_text_is_refused(group: WorkerGroup[Any]):
     for width in (1, WIDE):
         with pytest.raises(WorkerError, match="column 1: of rows that stay, the name of a column is text, got int"):
             group.named(rows(4), 1, width)

@@ -119,9 +119,9 @@ def test_five_rows_of_two_ranks_go_to_three(chain: Chain, padding: bool) -> None
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_rows_than_ranks_and_none(chain: Chain, count: int) -> None:
-    found = [plain(getattr(chain.consumer, way)(getattr(chain.producer, way)(rows(count)))) for way in WAYS]
-    assert found[0]["x"] == list(range(count))
-    assert all(one == found[0] for one in found)
+    results = [plain(getattr(chain.consumer, way)(getattr(chain.producer, way)(rows(count)))) for way in WAYS]
+    assert results[0]["x"] == list(range(count))
+    assert all(one == results[0] for one in results)
 
 
 def test_a_collect_of_the_users_own_is_asked_whichever_way(chain: Chain) -> None:
@@ -138,7 +138,7 @@ def test_a_collect_of_the_users_own_is_asked_whichever_way(chain: Chain) -> None
 
 def test_a_failure_of_the_producer_is_raised_where_the_consumer_is_called(chain: Chain) -> None:
     bad = DataProto({"x": torch.tensor([0, 99, 1])})
-    found = []
+    results = []
     for produce in [*WAYS, "custom", "custom_later"]:
         for consume in [*WAYS, "custom", "custom_later"]:
             with pytest.raises(WorkerError, match="no row 99") as caught:
@@ -147,16 +147,16 @@ def test_a_failure_of_the_producer_is_raised_where_the_consumer_is_called(chain:
             assert (error.origin.group, error.origin.method, error.origin.rank) == ("producer", produce, 0)
             assert 'raise ValueError("no row 99")' in error.remote_traceback
             assert traceback.format_exception(error)
-            found.append((error.cause_type, error.cause_message))
-    assert set(found) == {("ValueError", "no row 99")}
+            results.append((error.cause_type, error.cause_message))
+    assert set(results) == {("ValueError", "no row 99")}
 
 
-def test_a_failure_of_the_dispatch_has_the_same_message_whichever_way(chain: Chain) -> None:
-    found = set()
+def test_a_failure_of_the_dispatch_has_the_same_message_in_every_way(chain: Chain) -> None:
+    results = set()
     for way in WAYS:
         made = getattr(chain.producer, way)(rows(5))
         short = made.select(["x"])
         with pytest.raises(WorkerError) as caught:
             plain(chain.consumer.value(short))
-        found.add((caught.value.origin.group, caught.value.cause_type, caught.value.cause_message))
-    assert found == {("consumer", "KeyError", "'tokens'")}
+        results.add((caught.value.origin.group, caught.value.cause_type, caught.value.cause_message))
+    assert results == {("consumer", "KeyError", "'tokens'")}

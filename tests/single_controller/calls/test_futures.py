@@ -1,4 +1,4 @@
-"""Futures between groups that really run at the same time: chained, awaited, read in parts, never read."""
+"""Futures between groups that really run at the same time: chained, awaited, read in parts, and not read."""
 
 from __future__ import annotations
 
@@ -376,7 +376,7 @@ def test_a_stop_iteration_ends_the_wait_for_a_future():
         asyncio.run(wait_for(group))
 
 
-def test_a_failed_list_that_was_not_read_is_raised_at_the_next_call(maker: WorkerGroup[Maker]):
+def test_an_unread_failure_of_a_list_is_raised_at_the_next_call(maker: WorkerGroup[Maker]):
     futures = maker.square(-1)
     while not futures.done():
         time.sleep(0.02)

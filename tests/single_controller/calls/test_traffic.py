@@ -103,7 +103,7 @@ class Maker(Worker):
         return DataProto({"x": rows.batch["x"]}, {"uid": labels(rows.batch["x"].tolist())})
 
 
-@pytest.fixture(scope="module", params=["inline", "ray"])
+@pytest.fixture(scope="module", params=["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def group(request: pytest.FixtureRequest) -> Iterator[WorkerGroup[Any]]:
     if request.param == "ray":
         request.getfixturevalue("ray_cluster")
@@ -162,7 +162,7 @@ def test_what_ranks_read_is_their_rows_of_their_columns(group: WorkerGroup[Any],
     expected = {"tokens": lengths * 8, "wide": len(order) * 4 * WIDE}
     assert table(traffic)["weigh read"] == expected
     ranks = [part.tolist() for part in weights.tensor_split(4) if len(part)]
-    assert sum(shard[0] for shard in ranks) == sum(expected.values())  # what the ranks received, as they counted it
+    assert sum(shard[0] for shard in ranks) == sum(expected.values())  # as the ranks counted it
 
 
 def test_a_shard_that_ranks_share_counts_once(group: WorkerGroup[Any]) -> None:
@@ -225,8 +225,8 @@ def test_rows_that_are_awaited_count_as_fetched(group: WorkerGroup[Any]) -> None
 
 def test_of_objects_it_is_an_estimate_wherever_they_lie(group: WorkerGroup[Any]) -> None:
     with recorded_traffic() as traffic:
-        texts = group.tell(rows(8))
-        texts.get()
+        reports = group.tell(rows(8))
+        reports.get()
     assert table(traffic)["tell stayed"] == table(traffic)["driver fetched"] == {"text": 8 * 50_000}
 
 

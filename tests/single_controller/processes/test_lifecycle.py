@@ -1,4 +1,4 @@
-"""The states of a group's ranks: which event leads where, and the error of a call in each."""
+"""The states of worker processes: the transitions, and the errors of calls in each state."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_closed_life_takes_nothing():
         (lambda lifecycle: lifecycle.break_down("rank 1 died"), "broken since rank 1 died"),
     ],
 )
-def test_a_lifecycle_as_text_is_its_state(event: Callable[[Lifecycle], None], text: str):
+def test_the_lifecycle_as_text(event: Callable[[Lifecycle], None], text: str):
     lifecycle = Lifecycle()
     event(lifecycle)
     assert str(lifecycle) == text

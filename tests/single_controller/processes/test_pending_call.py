@@ -50,7 +50,7 @@ def test_answers_come_back_in_rank_order_however_they_arrive():
         ([(0.0, raised(0)), (0.0, Answer(0)), (0.02, raised(2, "RuntimeError", "Timed out waiting for rank 0"))], 0),
     ],
 )
-def test_the_message_has_the_cause_before_its_consequences(script: list[tuple[float, Outcome]], cause: int):
+def test_the_cause_is_raised_with_its_consequences(script: list[tuple[float, Outcome]], cause: int):
     with pytest.raises(WorkerError) as caught:
         case(*script).pending.finish()
     others = [rank for rank, (_, outcome) in enumerate(script) if isinstance(outcome, WorkerError) and rank != cause]
@@ -59,7 +59,7 @@ def test_the_message_has_the_cause_before_its_consequences(script: list[tuple[fl
     assert all(line in str(caught.value) for line in caught.value.consequences)
 
 
-def test_a_failure_after_the_settling_time_is_not_a_cause(monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_after_the_settling_time_is_a_consequence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pending_call, "SETTLE_S", 0.05)
     with pytest.raises(WorkerError) as caught:
         case((0.0, raised(0)), (0.2, died(1))).pending.finish()
@@ -67,7 +67,7 @@ def test_a_failure_after_the_settling_time_is_not_a_cause(monkeypatch: pytest.Mo
     assert caught.value.consequences == ("rank 1: ProcessDied: died",)
 
 
-def test_a_reply_that_arrived_while_the_driver_did_not_wait_is_not_too_late(monkeypatch: pytest.MonkeyPatch):
+def test_failures_that_arrived_before_the_first_check_are_in_time(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pending_call, "SETTLE_S", 0.05)
     monkeypatch.setattr(pending_call, "PEER_GRACE_S", 0.1)
     it = case((0.0, raised(0, "RuntimeError", "connection closed by peer")), (0.02, raised(1)), (0.02, Answer(2)))
@@ -103,7 +103,7 @@ def test_a_dead_rank_breaks_the_group_even_when_all_have_answered():
     assert it.lifecycle.state is State.BROKEN
 
 
-def test_the_error_ends_with_the_last_output_of_the_cause_alone():
+def test_the_error_ends_with_the_last_lines_of_the_cause_only():
     it = case((0.0, raised(0, "RuntimeError", "connection closed by peer")), (0.0, died(1)))
     it.runtime.known = {
         0: seen(last_lines="last lines of stderr:\n  all well"),
@@ -116,7 +116,7 @@ def test_the_error_ends_with_the_last_output_of_the_cause_alone():
     assert "all well" not in str(caught.value)
 
 
-def test_a_failure_keeps_the_exception_of_the_rank():
+def test_a_failure_keeps_its_cause():
     original, failure = ValueError("bad"), raised(0)
     failure.__cause__ = original
     with pytest.raises(WorkerError) as caught:
@@ -138,7 +138,7 @@ def test_ctrl_c_while_peers_may_still_answer_ends_them(monkeypatch: pytest.Monke
     assert (it.lifecycle.state, it.runtime.killed) == (State.BROKEN, [1])
 
 
-def test_ranks_that_were_ended_on_purpose_are_not_failures():
+def test_ranks_that_were_ended_on_purpose_raise_group_closed():
     it = case((0.0, died(0)), (0.0, died(1)))
     it.lifecycle.close("restarted")
     with pytest.raises(GroupClosedError, match="method 'f' of group 'g' was running when that was restarted"):

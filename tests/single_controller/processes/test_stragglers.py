@@ -24,7 +24,7 @@ def test_ranks_are_listed_in_runs(ranks: tuple[int, ...], text: str) -> None:
     assert rank_list(ranks) == text
 
 
-def test_one_rank_does_not_have_stragglers() -> None:
+def test_one_rank_is_named_in_the_singular() -> None:
     assert (ranks_named((3,)), ranks_named((3, 4))) == ("rank 3", "ranks 3-4")
 
 

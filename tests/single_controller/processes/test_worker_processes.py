@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import subprocess
 import sys
 import threading
@@ -65,10 +64,10 @@ def assert_opens(gate: threading.Event) -> None:
     assert gate.wait(20.0)
 
 
-# -- failures that were not read -------------------------------------------------------------------------------------------
+# -- unread failures ------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_that_was_not_read_is_raised_at_the_next_call_and_once(processes: WorkerProcesses):
+def test_an_unread_failure_is_raised_once_at_the_next_call(processes: WorkerProcesses):
     script(processes, (0.0, raised(0)))
     future = call(processes)
     with pytest.raises(WorkerError, match="bad") as caught:
@@ -80,7 +79,7 @@ def test_a_failure_that_was_not_read_is_raised_at_the_next_call_and_once(process
     processes.close()
 
 
-def test_a_failure_that_was_not_read_is_raised_at_close_and_once(processes: WorkerProcesses):
+def test_an_unread_failure_is_raised_once_at_close(processes: WorkerProcesses):
     script(processes, (0.0, raised(0)))
     call(processes)
     with pytest.raises(WorkerError, match="bad"):
@@ -120,7 +119,7 @@ def test_a_failure_is_found_behind_calls_that_go_on(processes: WorkerProcesses):
     assert not futures[0].done()
 
 
-def test_after_a_break_that_was_raised_close_is_quiet(processes: WorkerProcesses):
+def test_close_raises_nothing_after_a_break_that_was_raised(processes: WorkerProcesses):
     script(processes, (0.0, died(0)), (0.0, died(0)))
     first, _ = call(processes), processes.submit("f", CALLS, Reply.VALUE)
     with pytest.raises(WorkerError):
@@ -222,11 +221,11 @@ def test_a_list_of_futures_keeps_no_argument():
     assert futures.get() == [None]
 
 
-# -- worker processes without a reference -----------------------------------------------------------------------------------
+# -- worker processes without a group ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_detached", [False, True])
-def test_worker_processes_that_were_not_closed_end_when_they_are_collected(monkeypatch: pytest.MonkeyPatch, is_detached: bool):
+def test_processes_without_close_end_when_they_are_collected(monkeypatch: pytest.MonkeyPatch, is_detached: bool):
     closed = threading.Event()
 
     class Notes(Scripted):
@@ -315,7 +314,7 @@ def test_an_argument_that_failed_is_the_error_of_the_call(processes: WorkerProce
     assert future.has_failed
 
 
-def test_a_failure_that_was_not_read_does_not_become_that_of_a_deferred_call(processes: WorkerProcesses):
+def test_an_unread_failure_is_not_raised_by_a_deferred_call(processes: WorkerProcesses):
     script(processes, (0.0, raised(0)))
     call(processes)
 
@@ -359,7 +358,7 @@ def test_a_driver_that_leaves_does_not_wait_for_what_was_not_sent():
 # -- restart ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_restart_begins_a_new_life(processes: WorkerProcesses):
+def test_a_restart_makes_a_new_lifecycle(processes: WorkerProcesses):
     script(processes, (0.0, died(1)))
     before = processes.runtime
     with pytest.raises(WorkerError):
@@ -371,7 +370,7 @@ def test_a_restart_begins_a_new_life(processes: WorkerProcesses):
     assert call(processes).get() == {0: None, 1: None}
 
 
-def test_late_events_from_ranks_before_a_restart_are_ignored(processes: WorkerProcesses):
+def test_late_events_of_ranks_before_a_restart_do_not_affect_those_after(processes: WorkerProcesses):
     script(processes, (0.0, died(0)))
     old = processes.submit("f", CALLS, Reply.VALUE)
     processes.restart()
@@ -382,7 +381,7 @@ def test_late_events_from_ranks_before_a_restart_are_ignored(processes: WorkerPr
     assert processes.runtime.killed == []
 
 
-def test_a_restart_that_fails_leaves_a_broken_crew_that_may_try_again(
+def test_a_failed_restart_leaves_a_broken_group_that_may_restart_again(
     processes: WorkerProcesses, monkeypatch: pytest.MonkeyPatch
 ):
     closed: list[Scripted] = []
@@ -492,23 +491,32 @@ logging.getLogger().handlers.clear()
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "lines"),
-    [
+CASES_IN_FORKS = """
+import os, sys, traceback
+import tensordict, torch  # once for all cases
+for program in sys.argv[1:]:
+    print("next case", file=sys.stderr, flush=True)
+    if (child := os.fork()) == 0:
+        try:
+            exec(program, {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_the_program_decides_what_is_logged_and_where():
+    cases: list[tuple[str, str, list[str]]] = [
         ("", "", ["rank 1 is slow"]),
         ("", "logging.basicConfig(level=logging.INFO, format='%(message)s')", ["joined a cluster", "rank 1 is slow"]),
         ("", LIBRARY_TAKES_THE_ROOT, []),
         (OWN_HANDLER, LIBRARY_TAKES_THE_ROOT, ["joined a cluster", "rank 1 is slow"]),
         (OWN_HANDLER, "logging.basicConfig(level=logging.INFO)", ["joined a cluster", "rank 1 is slow"]),
-    ],
-)
-def test_what_is_logged_and_where_is_the_programs_choice(before: str, after: str, lines: list[str]):
-    program = LOGGING.format(before=before, after=after)
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert ran.stderr.splitlines() == lines
-
-
-def test_importing_configures_no_logger():
-    program = "import logging, podium.single_controller; assert logging.getLogger('podium.single_controller').level == 0"
-    subprocess.run([sys.executable, "-c", program], timeout=120, check=True)
-    assert logging.getLogger("podium.single_controller").handlers == []
+    ]
+    programs = [LOGGING.format(before=before, after=after) for before, after, _ in cases]
+    command = [sys.executable, "-c", CASES_IN_FORKS, *programs]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert [case.splitlines()[1:] for case in ran.stderr.split("next case")[1:]] == [lines for _, _, lines in cases]

@@ -141,7 +141,7 @@ def test_who_declares_nothing_is_not_asked(group):
     assert group.read_nothing(DataProto({"z": torch.zeros(2)})) is None
 
 
-def test_answers_that_are_not_rows_are_left_to_their_mode(group):
+def test_answers_other_than_rows_are_checked_by_their_mode(group):
     assert group.measure(ROWS) == [2, 2]
     assert "'x'" in refusal(group.measure, ROWS.select(["mask"]))
 

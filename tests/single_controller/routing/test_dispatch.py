@@ -82,7 +82,7 @@ def test_uneven_rows_are_all_sent_once_and_come_back(num_rows: int, num_ranks: i
     assert result.batch["x"].dtype == torch.int64
 
 
-def test_arguments_that_are_not_batches_are_copied_beside_a_batch():
+def test_arguments_other_than_rows_are_copied():
     args, kwargs = route_of(Dispatch.DP_COMPUTE_PROTO).dispatch_fn(TableOfMeshes(2), rows(1, 2), [8, 9], ref=rows(3, 4))
     assert row_lists(args[0]) == [[1], [2]]
     assert args[1] == Copy([8, 9])
@@ -108,7 +108,7 @@ def test_mesh_rows_follow_dp_ranks_not_ranks():
     assert route.collect_fn(group, [None, rows(3, 4, 5), rows(0, 1, 2), None]).batch["x"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_none_from_every_collecting_rank_is_none():
+def test_if_every_collecting_rank_returns_none_so_does_the_call():
     group = TableOfMeshes(2, {"m": Mesh("m", (0, 0), (True, False))})
     assert route_of(make_nd_compute_dataproto_dispatch_fn("m")).collect_fn(group, [None, None]) is None
 
@@ -251,7 +251,7 @@ def test_padding_is_trimmed_of_several_rows_for_each_that_carry_the_shards_own_m
 
 
 @pytest.mark.parametrize("returned", [1, 3, 5])
-def test_padding_marks_in_the_shards_meta_are_ignored(returned: int):
+def test_padding_marks_copied_with_the_meta_are_ignored(returned: int):
     """A worker hands meta on to rows that it made itself: the marks speak of the shard's rows, not of these."""
 
     def made_by_hand(shard: DataProto) -> DataProto:
@@ -359,7 +359,7 @@ def test_a_registered_mode_is_a_member_and_can_be_updated_for_groups_that_exist(
 
 
 @pytest.mark.parametrize("name", [None, 3, b"MINE", ["MINE"], "", "no good", "_mine"])
-def test_what_cannot_be_a_modes_name(name: Any):
+def test_invalid_names_of_modes_are_refused(name: Any):
     with pytest.raises(
         RegistrationError, match=f"must be an identifier without a leading underscore, got {re.escape(repr(name))}"
     ):
@@ -367,7 +367,7 @@ def test_what_cannot_be_a_modes_name(name: Any):
 
 
 @pytest.mark.parametrize("name", [None, 3, [], "", b"actor"])
-def test_what_cannot_be_a_meshs_name(name: Any):
+def test_invalid_names_of_meshes_are_refused(name: Any):
     with pytest.raises(RegistrationError, match=f"the name of a mesh must be a string, .*, got {re.escape(repr(name))};"):
         make_nd_compute_dataproto_dispatch_fn(name)
 
@@ -383,7 +383,7 @@ def test_a_mode_that_this_process_does_not_know_loads_and_cannot_be_called():
 
 
 @pytest.mark.parametrize("returned", [None, ([1],), ([1], {}, 3), (1, [2])])
-def test_a_dispatch_function_that_returns_nonsense_is_an_error(returned: Any):
+def test_a_dispatch_function_must_return_args_and_kwargs(returned: Any):
     mode = InPlaceMode("mine", lambda group, *args, **kwargs: returned, collect_all_to_all)
     with pytest.raises(DispatchError, match="a dispatch_fn must return"):
         send(mode, 1)

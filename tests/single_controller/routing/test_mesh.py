@@ -39,6 +39,6 @@ def test_a_table_that_cannot_route_is_shown(table: list[tuple[int, bool]], fault
 
 
 @pytest.mark.parametrize("row", [None, 3, (0,), (0, True, 1), ("0", True), (0.0, True), (True, True), (0, "no"), (0, None)])
-def test_a_rank_that_does_not_tell_its_place_is_named(row: Any):
+def test_a_rank_with_an_invalid_mesh_report_is_named(row: Any):
     with pytest.raises(DispatchError, match=f"rank 1 must report .* for mesh 'actor'.*, got {re.escape(repr(row))}"):
         Mesh.from_rows("actor", [(0, True), row])
