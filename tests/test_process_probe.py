@@ -517,7 +517,7 @@ def test_one_file_for_both_outputs_is_named_once(start: Start, tmp_path: Path) -
     assert (probe.stdout, probe.stderr) == (None, str(tmp_path / "0" / "err"))
 
 
-def test_a_witness_travels() -> None:
+def test_a_probe_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(NOBODY)) == NOBODY
 
 
