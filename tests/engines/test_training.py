@@ -423,5 +423,5 @@ def test_a_seed_of_numpy_is_the_seed_of_that_number() -> None:
     """Its product would overflow where Python's does not."""
     found = [trained("gpt2_dropout", batch_of(), LOSS, seed=seed, dropout=True)[0] for seed in (2**40, np.int64(2**40))]
     assert largest_difference(*found) == 0.0
-    with pytest.raises(DataError, match=r"seed is a whole number, got 1\.0"):
+    with pytest.raises(DataError, match=r"seed must be a whole number, got 1\.0"):
         engine_of("gpt2_dropout", seed=1.0)  # type: ignore[arg-type]

@@ -151,8 +151,8 @@ def test_pop_moves_columns_and_rename_keeps_their_place() -> None:
     ("call", "message"),
     [
         (lambda data: data.select(["nmber"]), "no tensor column 'nmber'; did you mean 'number'"),
-        (lambda data: data.select("number"), r"names are given as a list, got the string 'number'; write \['number'\]"),
-        (lambda data: data.pop("number"), "names are given as a list, got the string 'number'"),
+        (lambda data: data.select("number"), r"names must be a list, got the string 'number'; write \['number'\]"),
+        (lambda data: data.pop("number"), "names must be a list, got the string 'number'"),
         (lambda data: DataProto.concat([data], missing="None"), "an 'error' or filled with 'none', got 'None'"),
         (lambda data: data.pop(["number"], ["txt"]), "no object column 'txt'; did you mean 'text'"),
         (lambda data: data.pop(["number"], ["text"], ["stp"]), "no meta key 'stp'; did you mean 'step'"),

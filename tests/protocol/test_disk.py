@@ -157,7 +157,7 @@ def test_files_that_do_not_hold_a_batch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is damaged or cannot be read"):
         DataProto.load_from_disk(path)
     save_file({"x": torch.ones(1)}, path)
-    with pytest.raises(DataError, match="holds no batch that this version can read"):
+    with pytest.raises(DataError, match="does not hold a batch that this version can read"):
         DataProto.load_from_disk(path)
 
 
@@ -169,7 +169,7 @@ def test_files_that_do_not_hold_a_batch_are_refused(tmp_path: Path) -> None:
         ("t1", torch.tensor([0.0, 1.0, 3.0]), "offsets of jagged column 'j' must be int64"),
         ("t2", torch.tensor([1]), "holds no batch that this version can read"),
         ("podium", torch.frombuffer(bytearray(b'{"version": 9}'), dtype=torch.uint8), "it is of format 9, this version reads 3"),
-        ("podium", torch.frombuffer(bytearray(b"[]"), dtype=torch.uint8), "holds no batch"),
+        ("podium", torch.frombuffer(bytearray(b"[]"), dtype=torch.uint8), "does not hold a batch"),
     ],
 )
 def test_damaged_contents_are_refused(name: str, tensor: torch.Tensor, message: str, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_seed_of_any_integer_type_gives_the_same_order(seed: Any) -> None:
 
 @pytest.mark.parametrize("seed", [3.0, True, np.float64(3), "3"])
 def test_a_seed_that_is_not_an_integer_is_refused(seed: Any) -> None:
-    with pytest.raises(DataError, match="seed is a whole number, got"):
+    with pytest.raises(DataError, match="seed must be a whole number, got"):
         orders(numbered(8), 4, 2, seed=seed)
 
 

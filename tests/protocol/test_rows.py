@@ -221,7 +221,7 @@ def test_a_wrong_request_changes_nothing(call: Any, message: str) -> None:
 @pytest.mark.parametrize("value", [2.0, 2.5, True, "2", None, np.bool_(True), torch.tensor(True), torch.tensor(2.0)])
 def test_values_that_are_not_whole_numbers_are_an_error(operation: Any, name: str, value: Any) -> None:
     data = batch_of(FOUR)
-    with pytest.raises(DataError, match=re.escape(f"{name} is a whole number, got {value!r}")):
+    with pytest.raises(DataError, match=re.escape(f"{name} must be a whole number, got {value!r}")):
         operation(data, value)
     check(data, FOUR)
 

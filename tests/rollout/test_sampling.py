@@ -138,5 +138,5 @@ def test_an_integer_keys_the_same_stream_whatever_its_type(integer: Callable[[in
 @pytest.mark.parametrize("name", ["seed", "step", "sample index"])
 def test_a_key_that_is_not_an_integer_is_refused(name: str, wrong: Any) -> None:
     keys = {"seed": 3, "step": 4, "sample index": 0} | {name: wrong}
-    with pytest.raises(DataError, match=f"{name} is a whole number, got"):
+    with pytest.raises(DataError, match=f"{name} must be a whole number, got"):
         uniforms([("u", keys["sample index"])], seed=keys["seed"], step=keys["step"], count=5)

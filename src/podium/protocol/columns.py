@@ -39,7 +39,7 @@ def object_column(rows: ObjectColumn | Sequence[Any]) -> ObjectColumn:
         return rows
     is_list = rows.ndim > 0 if isinstance(rows, np.ndarray) else isinstance(rows, Sequence)
     if isinstance(rows, str | bytes | Mapping) or not is_list:
-        raise DataError(f"an object column is a list or an array of one object per row, got {type(rows).__name__} {rows!r}")
+        raise DataError(f"an object column must be a list or an array of one object per row, got {type(rows).__name__} {rows!r}")
     if isinstance(rows, np.ndarray) and rows.dtype.kind in "US":
         rows = rows.tolist()  # Python's own strings
     return np.fromiter(rows, dtype=object, count=len(rows))
@@ -194,13 +194,13 @@ def whole_number(what: str, value: SupportsIndex) -> int:
             return operator.index(value)
     except TypeError:
         pass
-    raise DataError(f"{what} is a whole number, got {value!r}")
+    raise DataError(f"{what} must be a whole number, got {value!r}")
 
 
 def names(keys: Iterable[str]) -> list[str]:
     """The names as a list. DataError for a string, whose letters would be taken for names."""
     if isinstance(keys, str):
-        raise DataError(f"names are given as a list, got the string {keys!r}; write [{keys!r}]")
+        raise DataError(f"names must be a list, got the string {keys!r}; write [{keys!r}]")
     return list(keys)
 
 

@@ -81,7 +81,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, list[Any] | ObjectCol
             raise ValueError("the digest of its contents is missing")
         return _restore(description, stored)
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
-        raise DataError(f"{path} holds no batch that this version can read: {exc}") from exc
+        raise DataError(f"{path} does not hold a batch that this version can read: {exc}") from exc
 
 
 def _digest(contents: Mapping[str, Tensor]) -> str:
