@@ -167,7 +167,7 @@ def test_files_that_do_not_hold_a_batch_are_refused(tmp_path: Path) -> None:
         ("t1", torch.tensor([0, 5, 3]), "offsets of jagged column 'j' must be int64"),
         ("t1", torch.tensor([0, 1, 9]), r"jagged column 'j' has 3 values, but its offsets cover 0\.\.9"),
         ("t1", torch.tensor([0.0, 1.0, 3.0]), "offsets of jagged column 'j' must be int64"),
-        ("t2", torch.tensor([1]), "holds no batch that this version can read"),
+        ("t2", torch.tensor([1]), "does not hold a batch that this version can read"),
         ("podium", torch.frombuffer(bytearray(b'{"version": 9}'), dtype=torch.uint8), "it is of format 9, this version reads 3"),
         ("podium", torch.frombuffer(bytearray(b"[]"), dtype=torch.uint8), "does not hold a batch"),
     ],
