@@ -71,7 +71,9 @@ def test_an_edit_is_taken_once_the_command_line_says_the_same(run):
 
 def test_an_edit_that_decides_no_number_is_taken_as_it_is(run):
     replace(run.config, "keep_checkpoints: 2", "keep_checkpoints: 7")
-    assert RunDirectory.open(run.path)[1].trainer.keep_checkpoints == 7
+    replace(run.config, "trackers: []", "trackers: [{name: mlflow, experiment: mine}]")
+    trainer = RunDirectory.open(run.path)[1].trainer
+    assert (trainer.keep_checkpoints, trainer.trackers[0].experiment) == (7, "mine")
 
 
 def test_a_run_goes_on_with_what_the_command_line_changes_and_keeps_a_record(run, caplog):

@@ -17,7 +17,7 @@ FREE_SECTION = "profiler."
 FREE = frozenset(
     {
         *("name", "description", "run_root", "runtime", "nodes", "call_timeout_s", "start_timeout_s", "reward.num_workers"),
-        *(f"trainer.{key}" for key in ("val_freq", "save_freq", "keep_checkpoints", "samples_per_step", "curve")),
+        *(f"trainer.{key}" for key in ("val_freq", "save_freq", "keep_checkpoints", "samples_per_step", "trackers", "curve")),
     }
 )
 """Settings that decide neither what is learned nor a score, as do those of the section: `config.yaml` may be edited in them while
