@@ -144,22 +144,34 @@ def test_stored_sources_stand_in_for_the_files(own: Path) -> None:
         resolve(yaml.safe_load(to_yaml(config)))
 
 
+TRACKER = """
+from podium.config import TrackerConfig
+from podium.observability import Tracker
+
+class Quiet(Tracker):
+    class Settings(TrackerConfig):
+        times: int = 2
+    def log(self, step, metrics): ...
+"""
+
+
 def test_a_config_is_unpickled_where_the_file_of_its_part_does_not_exist(own: Path) -> None:
-    config = resolve(SETTINGS, ["rollout=own.py:Echo", "rollout.times=5"])
+    own.write_text(TRACKER)
+    config = resolve(SETTINGS, ["trainer.trackers=[{name: own.py:Quiet, times: 5}]"])
     own.unlink()
     script = """
 import pickle, sys
-from podium.parts import ROLLOUTS
-config, again = pickle.load(sys.stdin.buffer), pickle.load(sys.stdin.buffer)
-assert type(again.rollout) is type(config.rollout)
-part = ROLLOUTS.resolve(config.rollout.name, config.rollout.source)
-print(config.rollout.times, isinstance(config.rollout, part.Settings))
-assert config.model_copy().rollout.source == config.rollout.source
+from podium.parts import TRACKERS
+sections = [pickle.load(sys.stdin.buffer).trainer.trackers[0] for _ in range(2)]
+assert type(sections[0]) is type(sections[1])
+for section in sections:
+    part = TRACKERS.resolve(section.name, section.source)
+    print(section.times, type(section) is part.Settings, section.model_copy().source == section.source)
 """
     found = subprocess.run(
         [sys.executable, "-c", script], input=pickle.dumps(config) + cloudpickle.dumps(config), capture_output=True, check=True
     )
-    assert found.stdout.decode().split() == ["5", "True"]
+    assert found.stdout.decode().split() == ["5", "True", "True"] * 2
 
 
 SOUNDS = PartTable("sound", {"bark": "tests.parts.animals:Dog"})
