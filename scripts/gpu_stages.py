@@ -57,25 +57,24 @@ from gpu_parts import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
-from podium.algorithms import KLTerm, Loss, SFTLoss
+from podium.algorithms import KLTerm, Loss, PolicyLoss, PPOClip, SFTLoss
 from podium.checkpoint import load_state, save_state
 from podium.cli.main import app
-from podium.config import SamplingConfig
+from podium.config import PPOClipConfig, SamplingConfig
 from podium.engines import pick_device
 from podium.engines.fsdp2 import FSDP2Engine
 from podium.errors import EngineError
 from podium.protocol import DataProto
 from podium.single_controller import Worker
 from podium.single_controller.rank.context import RankContext, running_as
-from tests.algorithms.builders import clipped
 
 ROOT = Path(__file__).parents[1]
 RAGGED = [(5, 9), (17, 3), (2, 12), (11, 1), (30, 20)]
 """(prompt, response) tokens of rows, each of which a batch has twice."""
 LOSSES: dict[str, Loss] = {
     "sft": SFTLoss(),
-    "policy": clipped(0.2, 0.28),
-    "policy_kl_entropy": clipped(0.2, 0.2, entropy_coeff=0.01, kl=KLTerm(0.01, "low_var_kl")),
+    "policy": PolicyLoss(PPOClip(PPOClipConfig(clip_high=0.28))),
+    "policy_kl_entropy": PolicyLoss(PPOClip(), entropy_coeff=0.01, kl=KLTerm(0.01, "low_var_kl")),
 }
 REWARD = "def variety(data_source, solution_str, ground_truth, **rest):\n    return len(set(solution_str)) / 6\n"
 """Differs between the samples of a prompt, also of a model that knows nothing."""
