@@ -1,8 +1,8 @@
-"""Where rows lie that stay where they were made: blocks of columns, and what is known of them without reading any.
+"""Blocks: the columns of a rank's result that stay where they were made.
 
-A worker's result is split into a header, which travels to whoever asked, and a block, which stays. The header holds what is
-small (the meta, row counts, the lengths of jagged rows, columns of little bytes), the block the rest. `Block` is what a runtime
-implements; `RemoteRows` are rows of blocks.
+A result is split into a header, which is sent to the caller, and a block, which stays. The header has the meta, the row count,
+the lengths of jagged rows and small columns; the block has the other columns. A runtime implements `Block`; `RemoteRows` are rows
+of blocks.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from podium.protocol.data_proto import DataProto
 from podium.protocol.row_moves import map_values
 
 IN_HEADER_BYTES = 32 * 1024
-"""A dense column, or one of objects, of a rank's result up to this size comes with the header: numbers and ids of a few thousand
-rows do, texts of as many do not."""
+"""Dense columns and columns of objects up to this size are sent in the header: numbers and ids of a few thousand rows, but not
+texts of as many."""
 INTERNAL = ("<numbers ", "<lengths ")
-"""What the names begin with of columns that `RemoteRows` adds to a user's."""
+"""Prefixes of the names of columns that `RemoteRows` adds."""
 
 
 Read: TypeAlias = Callable[[], DataProto]
 
 
 class Block(Protocol):
-    """Columns of rows that lie somewhere."""
+    """Columns of rows, in this process or elsewhere."""
 
     def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
         """Begin to read those rows [B] of those columns; what it returns waits for them.
@@ -52,14 +52,14 @@ class LocalBlock:
 
     rows: DataProto
     is_of_rank: bool = False
-    """Whether a rank has made it, so that it counts as lying elsewhere, as on any other runtime; else it is the driver's own."""
+    """Whether a rank made it. Such a block counts as remote, as on every runtime; any other is the driver's own."""
 
     def begin(self, keys: Sequence[str], rows: Tensor) -> Read:
         return lambda: selected(self.rows, keys, rows, deepcopy=True)
 
 
 def selected(data: DataProto, keys: Sequence[str], rows: Tensor, *, deepcopy: bool = False) -> DataProto:
-    """Those rows of those columns: views where the rows follow one another, copies elsewhere."""
+    """Those rows of those columns: views if the rows follow one another, else copies."""
     tensors, objects = [key for key in keys if key in data.batch], [key for key in keys if key in data.non_tensor_batch]
     picked = data.select(tensors, objects, [], deepcopy=deepcopy)
     return picked[int(rows[0]) : int(rows[0]) + len(rows)] if is_run(rows) else picked.select_idxs(rows)
@@ -114,7 +114,7 @@ class Source:
         return torch.tensor(own, dtype=torch.int64)
 
     def narrowed(self, numbers: Tensor, keys: Sequence[str]) -> tuple[Source, Tensor]:
-        """The source with those blocks alone that have some of these rows, of a `LocalBlock` those rows and columns alone.
+        """The source with only the blocks that have some of these rows; of a `LocalBlock`, only those rows and columns.
 
         And the numbers that the rows have in it.
         """
@@ -142,10 +142,10 @@ def private_copy(rows: DataProto) -> DataProto:
 
 @dataclass(frozen=True)
 class Header:
-    """What travels of a result whose block stays."""
+    """The part of a result that is sent to the caller."""
 
     local: DataProto
-    """The columns that came with the header, and the meta."""
+    """The columns that are sent, and the meta."""
     num_rows: int
     column_types: dict[str, ColumnType] = field(default_factory=dict)
     """Of the columns in the block."""
@@ -156,7 +156,7 @@ class Header:
 
     @property
     def block_bytes(self) -> int:
-        """About how many bytes the block has."""
+        """The size of the block in bytes; of objects, an estimate."""
         values = {key: int(self.lengths[key].sum()) if key in self.lengths else self.num_rows for key in self.column_types}
         return sum(values[key] * column_type.value_bytes for key, column_type in self.column_types.items())
 
@@ -180,17 +180,21 @@ def to_header_and_block(rows: DataProto, *, is_tensordict: bool = False) -> tupl
 
 
 def check_names(rows: DataProto) -> None:
-    """DataError where a name cannot be that of a column of rows that stay: no text, or our own."""
+    """DataError for a column name that remote rows cannot have."""
     for key in (*rows.batch, *rows.non_tensor_batch):
         check_name(key)
 
 
 def check_name(name: object) -> None:
-    """DataError for a name that is not text, and for one of `INTERNAL`."""
+    """DataError for a name that is not text, or begins with one of `INTERNAL`."""
     if not isinstance(name, str):
-        raise DataError(f"column {name!r}: of rows that stay, the name of a column is text, got {type(name).__name__}")
+        raise DataError(
+            f"column name {name!r} must be a str, since the rows stay where they were made, got {type(name).__name__}"
+        )
     if name.startswith(INTERNAL):
-        raise DataError(f"column {name!r}: of rows that stay, names that begin so are Podium's own; give it another name")
+        raise DataError(
+            f"column name {name!r} must not begin with one of {INTERNAL}, which remote rows use themselves: rename the column"
+        )
 
 
 def _stays(column: Tensor) -> bool:

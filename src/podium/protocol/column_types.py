@@ -1,4 +1,4 @@
-"""What is known of a column without having it: its dtype and the shape of its rows, and about how many bytes it has."""
+"""Column types: what the driver knows of a remote column: its dtype, the shape of its rows, and its size."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from podium.protocol.columns import ObjectColumn, joined_dtype, refuse_shapes
 from podium.protocol.data_proto import DataProto
 
 SAMPLED_ROWS = 64
-"""So many objects of a column are looked at to tell about how large it is."""
+"""The size of a column of objects is estimated from this many of them."""
 
 
 @dataclass(frozen=True)
 class ColumnType:
-    """What is known of a column that lies elsewhere."""
+    """The type of a column."""
 
     dtype: str
-    """Torch's name of it; empty for a column of objects."""
+    """Torch's name of the dtype; empty for a numpy column."""
     row_shape: tuple[int, ...] = ()
     """The shape of a row of a dense column or a numpy array, or of a value of a jagged one."""
     ragged_dim: int = 0
-    """Which dim of the column is ragged; 0 for a dense one."""
+    """The dim of the column that is ragged; 0 for a dense column."""
     array_dtype: str = ""
     """Numpy's name of the dtype of a column that is a numpy array; empty for one of tensors."""
     object_bytes: int = field(default=0, compare=False)
-    """About how many bytes a row of a numpy array has."""
+    """The estimated bytes of a row of a numpy column."""
 
     @classmethod
     def of(cls, column: Tensor | ObjectColumn) -> ColumnType:
@@ -51,13 +51,13 @@ class ColumnType:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of a row of a dense column, of a value of a jagged one; about as many as a row of objects has."""
+        """Bytes of a row of a dense column, or of a value of a jagged one; of objects, an estimate."""
         if self.is_object:
             return self.object_bytes
         return int(np.prod(self.row_shape, dtype=np.int64)) * dtype_of(self.dtype).itemsize
 
     def empty(self) -> Tensor | ObjectColumn:
-        """A column of this kind and no rows."""
+        """A column of this type without rows."""
         if self.is_object:
             return np.empty((0, *self.row_shape), self.array_dtype)
         values = torch.empty((0, *self.row_shape), dtype=dtype_of(self.dtype))
@@ -73,7 +73,7 @@ class ColumnType:
 
 
 def joined_type(key: str, types: Sequence[ColumnType]) -> ColumnType:
-    """The kind of a column of which these are parts. DataError where they cannot be joined.
+    """The type of the column that joins parts of these types. DataError if they cannot be joined.
 
     Arrays have the dtype of `joined_dtype` and are as large as the largest part's.
     """
@@ -93,13 +93,13 @@ def joined_type(key: str, types: Sequence[ColumnType]) -> ColumnType:
 
 
 def bytes_of_columns(rows: DataProto) -> dict[str, int]:
-    """How many bytes each column has; of objects, about how many."""
+    """The bytes of each column; of objects, an estimate."""
     tensors = {key: tensor_bytes(column) for key, column in rows.batch.items()}
     return tensors | {key: about_bytes(column) for key, column in rows.non_tensor_batch.items()}
 
 
 def about_bytes(column: ObjectColumn) -> int:
-    """How many bytes a numpy column has; of objects, about how many, by looking at some of them."""
+    """The bytes of a numpy column; of objects, an estimate from `SAMPLED_ROWS` of them."""
     if isinstance(column, np.ndarray) and column.dtype != object:
         return column.nbytes
     step = max(1, len(column) // SAMPLED_ROWS)

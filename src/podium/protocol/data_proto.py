@@ -58,9 +58,8 @@ class DataProto(RowOperations):
         *,
         auto_padding: bool = False,
     ) -> None:
-        """Take columns as they are (storage is shared). DataError when two columns disagree on the row count, or have one name.
+        """Take columns and meta values as they are: storage is shared. DataError if columns differ in row count or share a name.
 
-        Values of the meta are taken as they are, too, so a list in it stays the caller's; what operations return shares none.
         `auto_padding` allows dispatch to pad the rows to equal shards; it stays with the rows through every operation.
         """
         tensors = Batch(tensors_of(batch))
@@ -229,9 +228,9 @@ class DataProto(RowOperations):
     ) -> Self:
         """The rows of all data, in order. Every part must have the same columns, of the same dtype and kind.
 
-        With `missing="none"` they become what one worker would have made of all rows. A column that some part lacks, or has as
+        With `missing="none"` the result is what one worker would have made of all rows. A column that a part lacks, or has as
         objects, becomes objects, None where it is missing. Numbers of several types get one that holds them all, or become
-        objects. Parts without rows decide nothing.
+        objects. Parts without rows do not affect types.
         Meta may be missing in some data. A `Mergeable` value merges itself; any other must be equal.
         """
         if not data:
@@ -260,16 +259,9 @@ class DataProto(RowOperations):
     def padding_mask(self) -> Tensor:
         """[B] bool: True for rows that are copies, which fill up a shard or a mini-batch. A loss or a metric leaves them out.
 
-        DataError where the marks came along with the meta of a batch of another length.
+        DataError if the meta has the marks of a batch of another length.
         """
-        if mt.PADDING_ROWS_KEY in self.meta_info and not mt.is_marked(self.meta_info, len(self)):
-            raise DataError(
-                f"which of these {len(self)} rows are padding is not known: their meta came from a batch of another length. Make "
-                "them with the padded batch's own methods (select_idxs, repeat, ...), or without its meta"
-            )
-        mask = torch.zeros(len(self), dtype=torch.bool)
-        mask[[row for row in self.meta_info.get(mt.PADDING_ROWS_KEY, ()) if row < len(mask)]] = True
-        return mask
+        return mt.padding_mask(self.meta_info, len(self))
 
     def filled(self, rows: Tensor, size: int, *, copied: int = -1) -> Self:
         """The rows of these numbers and then, up to `size`, copies of the row `copied`, which the meta marks as padding."""
@@ -292,7 +284,7 @@ class DataProto(RowOperations):
         self._become(self.filled(torch.arange(len(self)), len(self) + padding_size, copied=copied))
 
     def unmarked(self) -> Self:
-        """The same rows without the mark of padding: all are taken for real."""
+        """The same rows without marks of padding: all count as real."""
         real = self.select()
         mt.unmark(real.meta_info)
         return real
@@ -416,14 +408,14 @@ class DataProto(RowOperations):
         return self.batch, self.non_tensor_batch, self.meta_info
 
     def _arrays(self) -> dict[str, ObjectColumn]:
-        """The columns of objects and numbers, also where a list was assigned since."""
+        """The columns of objects and numbers as arrays: a user may have assigned a list."""
         return col.array_columns(self.non_tensor_batch) if self.non_tensor_batch else {}
 
     def _become(self, other: Self) -> None:
         self.batch, self.non_tensor_batch, self.meta_info = other._tables()
 
     def _matched(self, other: DataProto, on: str) -> DataProto:
-        """The other batch's rows in the order of these, without the column that says so, which is here already."""
+        """The other batch's rows in the order of these, without the column `on`."""
         rows = other.select_idxs(joining.rows_by(on, self._tables(), other._tables()))
         rows.batch.pop(on, None)
         rows.non_tensor_batch.pop(on, None)
@@ -431,14 +423,14 @@ class DataProto(RowOperations):
 
     @classmethod
     def _made_of(cls, batch: Mapping[str, Tensor], objects: dict[str, ObjectColumn], meta: dict[str, Any]) -> Self:
-        # Without the constructor's checks, which would cost as much as the views: for rows of what has passed them.
+        # For rows of a checked batch: the constructor's checks would cost as much as the views.
         made = cls.__new__(cls)
         made._batch = Batch(batch)
         made.non_tensor_batch, made.meta_info = objects, meta
         return made
 
     def _checked(self) -> DataProto:
-        """The columns as the constructor takes them: a user may have assigned some since, `data.batch["x"] = ...`."""
+        """The columns, checked and converted as in the constructor: a user may have assigned some, `data.batch["x"] = ...`."""
         if not self.non_tensor_batch and col.is_even(self.batch):
             return self
         return DataProto(self.batch, self.non_tensor_batch)

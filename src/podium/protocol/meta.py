@@ -12,7 +12,10 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from podium.errors import DataError
 
 AUTO_PADDING_KEY = "_podium_auto_padding"
 """True on a batch whose dispatch may copy its last row until all ranks get as many."""
@@ -59,6 +62,18 @@ def mark_padding(meta: dict[str, Any], rows: Sequence[int], num_rows: int) -> No
     unmark(meta)
     if rows:
         meta |= {PADDING_ROWS_KEY: tuple(rows), PADDING_OF_KEY: num_rows}
+
+
+def padding_mask(meta: Mapping[str, Any], num_rows: int) -> Tensor:
+    """[B] bool: True for rows that are marked as padding. DataError for the marks of a batch of another length."""
+    if PADDING_ROWS_KEY in meta and not is_marked(meta, num_rows):
+        raise DataError(
+            f"which of these {num_rows} rows are padding is not known: their meta came from a batch of another length. Make "
+            "them with the padded batch's own methods (select_idxs, repeat, ...), or without its meta"
+        )
+    mask = torch.zeros(num_rows, dtype=torch.bool)
+    mask[[row for row in meta.get(PADDING_ROWS_KEY, ()) if row < num_rows]] = True
+    return mask
 
 
 def unmark(meta: dict[str, Any]) -> None:

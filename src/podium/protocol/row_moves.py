@@ -1,4 +1,4 @@
-"""What row operations do to tensor columns: moving, cutting, joining, splitting rows. Columns that share offsets still do after.
+"""Row operations on tensor columns: select, cut, join and split rows. Columns that share offsets share them in the result.
 
 The tables are those of a checked batch, so they agree on the row count.
 """
@@ -41,7 +41,7 @@ def map_values(batch: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]) 
 def map_rows(
     batch: Mapping[str, Tensor], dense: Callable[[Tensor], Tensor], ragged: Callable[[Tensor], RaggedMove]
 ) -> dict[str, Tensor]:
-    """Apply one row operation to every column; what it does to a jagged one is worked out once for shared offsets."""
+    """Apply one row operation to every column. For jagged columns that share offsets it is computed once."""
     moved: dict[int, RaggedMove] = {}
 
     def move(column: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def cut_tensors(batch: Mapping[str, Tensor], bounds: Sequence[int]) -> list[dict
 
 
 def same_keys(kind: str, tables: Sequence[Mapping[str, Any]]) -> None:
-    """DataError when a part to be joined has other columns than the first."""
+    """DataError if a part has other columns than the first part."""
     head = tables[0].keys()
     for number, part in enumerate(tables):
         if part.keys() != head:
@@ -128,7 +128,7 @@ def concat_tensors(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
 
 
 def _are_alike(columns: Sequence[Tensor]) -> bool:
-    """Whether they are plain dense columns, as most are, of one dtype and shape of a row: then `_check_alike` need not look."""
+    """Whether they are plain dense columns of one dtype and row shape, as most are; then `_check_alike` is not needed."""
     first = columns[0]
     if type(first) is not Tensor or first.is_nested:
         return False

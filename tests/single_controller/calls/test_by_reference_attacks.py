@@ -96,24 +96,26 @@ def rows(count: int) -> DataProto:
 @pytest.mark.parametrize("name", ["<numbers 0>", "<lengths 1>", "<numbers of mine>"])
 def test_a_column_with_a_name_of_ours_is_refused_and_not_lost(group: WorkerGroup[Any], name: str):
     for width in (1, WIDE):
-        with pytest.raises(WorkerError, match="names that begin so are Podium's own"):
+        with pytest.raises(WorkerError, match="must not begin with one of"):
             group.named(rows(4), name, width)
     stays = group.stays(rows(4))
-    with pytest.raises(DataError, match="names that begin so are Podium's own"):
+    with pytest.raises(DataError, match="must not begin with one of"):
         stays.union(DataProto({name: torch.arange(4)}))
     for column in ("x", "wide"):
-        with pytest.raises(DataError, match="names that begin so are Podium's own"):
+        with pytest.raises(DataError, match="must not begin with one of"):
             stays.rename(column, name)
     assert group.named(rows(4), name[1:], 1).column_names() == {name[1:], "x"}
 
 
 def test_a_column_name_that_is_not_text_is_refused(group: WorkerGroup[Any]):
     for width in (1, WIDE):
-        with pytest.raises(WorkerError, match="column 1: of rows that stay, the name of a column is text, got int"):
+        with pytest.raises(WorkerError, match="column name 1 must be a str, since the rows stay where they were made, got int"):
             group.named(rows(4), 1, width)
-    with pytest.raises(DataError, match="column 2: of rows that stay, the name of a column is text, got int"):
+    with pytest.raises(DataError, match="column name 2 must be a str, since the rows stay where they were made, got int"):
         group.stays(rows(4)).rename(["x"], [2])  # type: ignore[list-item]
-    with pytest.raises(DataError, match=r"column \('a', 'b'\): of rows that stay, the name of a column is text, got tuple"):
+    with pytest.raises(
+        DataError, match=r"column name \('a', 'b'\) must be a str, since the rows stay where they were made, got tuple"
+    ):
         group.stays(rows(4)).union(DataProto({}, {("a", "b"): [0, 1, 2, 3]}))  # type: ignore[dict-item]
 
 
