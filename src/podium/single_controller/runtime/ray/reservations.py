@@ -11,7 +11,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -101,7 +103,13 @@ def hold(
             with holding.placing:
                 if holding.placed is None or _was_removed(holding.placed):
                     holding.placed = _place(
-                        name, pool, reservation, outlives_driver, bin_pack=bin_pack, wait=wait, within_s=within_s
+                        name,
+                        pool,
+                        reservation,
+                        outlives_driver=outlives_driver,
+                        bin_pack=bin_pack,
+                        wait=wait,
+                        within_s=within_s,
                     )
                 elif detached and not holding.placed.outlives_driver:
                     raise ResourceError(
@@ -190,7 +198,7 @@ def no_room(pool: ResourcePool, name: str, within_s: float | None = None) -> Res
     for reservation in pool.reservations:
         placed = _placed(reservation)
         if any(cluster.state_of(group) != "CREATED" for group in placed.groups):
-            return _no_place(reservation, placed.groups, placed.bundle, bin_pack=True, within_s=within_s)
+            return _no_place(_Request(reservation, placed.bundle, True, within_s), placed.groups)
     return ResourceError(
         f"the {pool.world_size} ranks of group {name!r} got no process within {within_s:g} s, though their pool has its "
         "place: is Ray able to start processes there, or still installing their environment? start_timeout_s gives them more "
@@ -243,96 +251,73 @@ def _placed(reservation: Reservation) -> Placed:
     return holding.placed
 
 
+class _Request(NamedTuple):
+    """What is asked of the cluster for a reservation."""
+
+    reservation: Reservation
+    bundle: dict[str, float]
+    bin_pack: bool
+    within_s: float
+
+    def plan(self, nodes: Sequence[Node]) -> Plan:
+        """A node for each bundle. NoRoomError where there is none."""
+        return plan_placement(self.reservation.process_on_nodes, self.bundle, nodes, bin_pack=self.bin_pack)
+
+
 def _place(
-    name: str,
-    pool: ResourcePool,
-    reservation: Reservation,
-    outlives_driver: bool,
-    *,
-    bin_pack: bool,
-    wait: bool,
-    within_s: float,
+    name: str, pool: ResourcePool, reservation: Reservation, *, outlives_driver: bool, bin_pack: bool, wait: bool, within_s: float
 ) -> Placed:
     nodes = cluster.nodes()
-    counts = reservation.process_on_nodes
-    bundle = bundle_resources(pool, use_gpu=needs_gpus(pool, nodes))
-    plan = plan_placement(counts, bundle, nodes, bin_pack=bin_pack)  # what never fits is refused before anything is made
+    request = _Request(reservation, bundle_resources(pool, use_gpu=needs_gpus(pool, nodes)), bin_pack, within_s)
+    plan = request.plan(nodes)  # what never fits is refused before anything is made
     alive = [node for node in nodes if node.alive]
     if len(alive) > 1:
-        plan = _plan_now(counts, bundle, bin_pack=bin_pack) or plan
+        with suppress(NoRoomError):  # first some of it must be given back
+            plan = request.plan(cluster.nodes_now())
     # Ray wants the names of placement groups to differ.
     prefix = f"{reservation.name_prefix or f'podium_{name}'}_{secrets.token_hex(3)}"
     groups: list[PlacementGroup] = []
     try:
         for entry, on in enumerate(plan):
-            groups.append(_group(f"{prefix}:{entry}", bundle, on, outlives_driver=outlives_driver, bin_pack=bin_pack))
+            group = placement_group(
+                [request.bundle] * len(on),
+                strategy="STRICT_PACK" if bin_pack else "PACK",
+                name=f"{prefix}:{entry}",
+                lifetime="detached" if outlives_driver else None,
+                # Left to itself, Ray may place a small entry on the only node that is large enough for another one.
+                _soft_target_node_id=on[0].node_id if bin_pack else None,
+            )
+            groups.append(group)
         if wait or len(alive) > 1:
-            _await(reservation, groups, bundle, bin_pack=bin_pack, within_s=within_s)
-        made_at = _spots(groups, counts, alive)
+            _await(request, groups)
+        made_at = _spots(groups, reservation.process_on_nodes, alive)
     except BaseException:
         for group in groups:
             remove_placement_group(group)
         raise
-    return _as_declared(reservation, groups, made_at, bundle, outlives_driver=outlives_driver)
-
-
-def _plan_now(counts: Sequence[int], bundle: dict[str, float], *, bin_pack: bool) -> Plan | None:
-    """A plan for what is free now; None where something has to be given back first."""
-    try:
-        return plan_placement(counts, bundle, cluster.nodes_now(), bin_pack=bin_pack)
-    except ResourceError:
-        return None
-
-
-def _group(name: str, bundle: dict[str, float], on: Sequence[Node], *, outlives_driver: bool, bin_pack: bool) -> PlacementGroup:
-    made: PlacementGroup = placement_group(
-        [bundle] * len(on),
-        strategy="STRICT_PACK" if bin_pack else "PACK",
-        name=name,
-        lifetime="detached" if outlives_driver else None,
-        # Left to itself, Ray may place a small entry on the only node that is large enough for another one.
-        _soft_target_node_id=on[0].node_id if bin_pack else None,
-    )
-    return made
-
-
-def _as_declared(
-    reservation: Reservation,
-    groups: Sequence[PlacementGroup],
-    made_at: Sequence[Spot],
-    bundle: dict[str, float],
-    *,
-    outlives_driver: bool,
-) -> Placed:
-    counts = reservation.process_on_nodes
-    places = [(number, index) for number, count in enumerate(counts) for index in range(count)]
-    declared = list(zip(reservation.bundles(), declared_order(counts, made_at), strict=True))
+    places = [(number, index) for number, count in enumerate(reservation.process_on_nodes) for index in range(count)]
+    declared = list(zip(reservation.bundles(), declared_order(reservation.process_on_nodes, made_at), strict=True))
     return Placed(
         groups=tuple(groups),
         made={one: places[position] for one, position in declared},
         spots={one: made_at[position] for one, position in declared},
-        bundle=bundle,
+        bundle=request.bundle,
         outlives_driver=outlives_driver,
     )
 
 
-def _await(
-    reservation: Reservation, groups: Sequence[PlacementGroup], bundle: dict[str, float], *, bin_pack: bool, within_s: float
-) -> None:
-    give_up = time.monotonic() + within_s
+def _await(request: _Request, groups: Sequence[PlacementGroup]) -> None:
+    give_up = time.monotonic() + request.within_s
     for group in groups:
-        while not group.wait(1):  # whole seconds; short ones, since Ctrl-C is heard in between only
+        while not group.wait(1):  # whole seconds; short ones, since Ctrl-C is noticed in between only
             if time.monotonic() > give_up:
-                raise _no_place(reservation, groups, bundle, bin_pack=bin_pack, within_s=within_s)
+                raise _no_place(request, groups)
 
 
-def _no_place(
-    reservation: Reservation, groups: Sequence[PlacementGroup], bundle: dict[str, float], *, bin_pack: bool, within_s: float
-) -> ResourceError:
-    counts = reservation.process_on_nodes
-    waited = f"Ray placed not all of {list(counts)} within {within_s:g} s"
+def _no_place(request: _Request, groups: Sequence[PlacementGroup]) -> ResourceError:
+    waited = f"Ray placed not all of {list(request.reservation.process_on_nodes)} within {request.within_s:g} s"
     try:
-        plan_placement(counts, bundle, cluster.nodes_now(besides=groups), bin_pack=bin_pack)
+        request.plan(cluster.nodes_now(besides=groups))
     except NoRoomError as error:
         error.args = (f"{waited}: {error}",)
         return error
