@@ -84,7 +84,7 @@ def test_numpy_columns_keep_dtype_and_shape(operation: Callable[[DataProto], Any
     check(found if isinstance(found, DataProto) else DataProto.from_tensordict(found), numbers)
 
 
-def test_they_compute_as_numpys_arrays() -> None:
+def test_numpy_columns_compute_as_arrays() -> None:
     columns = rows_of().non_tensor_batch
     assert columns["ok"].sum() == 3
     assert columns["pair"].sum(-1).tolist() == [1, 5, 9, 13]
@@ -113,7 +113,7 @@ def test_a_list_that_is_assigned_is_a_column_of_objects_everywhere() -> None:
     assert "n: objects" in data.get_data_info()
 
 
-def test_large_ones_travel_out_of_band_and_stay_where_they_were_made() -> None:
+def test_large_numpy_columns_are_sent_out_of_band_and_may_stay() -> None:
     data = rows_of(wide=WIDE, ok=ARRAYS["ok"])
     buffers: list[pickle.PickleBuffer] = []
     message = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
@@ -130,7 +130,7 @@ def test_large_ones_travel_out_of_band_and_stay_where_they_were_made() -> None:
     assert stays[:0].get().non_tensor_batch["wide"].shape == (0, 10_000)
 
 
-def test_they_are_saved_and_loaded(tmp_path: Path) -> None:
+def test_numpy_columns_are_saved_and_loaded(tmp_path: Path) -> None:
     saved = {key: ARRAYS[key] for key in ("ok", "score", "count", "small", "pair", "cube", "big_endian")}
     rows_of(**saved).save_to_disk(tmp_path / "a")
     check(DataProto.load_from_disk(tmp_path / "a"), [0, 1, 2, 3], saved)
@@ -174,7 +174,7 @@ def test_reading_some_rows_of_a_joined_column_gives_its_dtype(monkeypatch: pytes
     assert joined[:0].get().non_tensor_batch["a"].dtype == np.float64
 
 
-def test_what_cannot_be_joined_is_refused() -> None:
+def test_numpy_columns_that_cannot_be_joined_are_refused() -> None:
     def join(*arrays: NDArray[Any]) -> DataProto:
         return DataProto.concat([DataProto(non_tensor_batch={"a": array}) for array in arrays])
 

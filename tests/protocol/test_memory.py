@@ -19,7 +19,7 @@ def rows_of(dtype: torch.dtype, count: int, width: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_large_results_are_torchs(dtype: torch.dtype) -> None:
+def test_large_results_equal_those_of_torch(dtype: torch.dtype) -> None:
     few = LARGE_BYTES // (3 * dtype.itemsize) + 1  # two parts of these rows are small, four are large
     for width, count in ((1, few), (3, few // 3 + 1)):
         rows = rows_of(dtype, count, width)
@@ -72,7 +72,7 @@ def test_large_batches_repeat_as_rows_do(length: int, interleave: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e8m0fnu])
-def test_rows_of_dtypes_that_torch_does_not_index_are_chosen(dtype: torch.dtype) -> None:
+def test_rows_of_dtypes_that_torch_cannot_index_are_selected(dtype: torch.dtype) -> None:
     numbers = torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)
     values = numbers.view(dtype) if dtype.itemsize == 1 else numbers.to(dtype)
 

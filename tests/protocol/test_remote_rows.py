@@ -243,7 +243,7 @@ def send(data: st.DataObject, pair: Pair) -> Iterable[Pair]:
 
 
 @given(data=st.data(), first=pairs)
-def test_any_sequence_of_operations_gives_what_it_gives_on_values(data: st.DataObject, first: Pair) -> None:
+def test_any_sequence_of_operations_gives_the_result_of_dataproto(data: st.DataObject, first: Pair) -> None:
     every = [first]
     for _ in range(4):
         pair = data.draw(st.sampled_from(every))
@@ -261,11 +261,11 @@ def test_any_sequence_of_operations_gives_what_it_gives_on_values(data: st.DataO
 @settings(settings.get_profile("long"))
 @given(data=st.data(), first=pairs)
 def test_any_long_sequence_of_operations(data: st.DataObject, first: Pair) -> None:
-    test_any_sequence_of_operations_gives_what_it_gives_on_values.hypothesis.inner_test(data, first)  # type: ignore[attr-defined]
+    test_any_sequence_of_operations_gives_the_result_of_dataproto.hypothesis.inner_test(data, first)  # type: ignore[attr-defined]
 
 
 @given(data=st.data(), first=pairs, second=pairs, third=pairs)
-def test_parts_that_lie_in_different_places_are_joined(data: st.DataObject, first: Pair, second: Pair, third: Pair) -> None:
+def test_local_and_remote_parts_are_joined(data: st.DataObject, first: Pair, second: Pair, third: Pair) -> None:
     """A column may be here in one part and away in another, renamed or not."""
     parts = [first, second, third, Pair(RemoteRows.of_local(first.plain), first.plain)]
     renamed = data.draw(st.lists(st.sampled_from([*first.plain.batch]), unique=True, max_size=3))
@@ -281,7 +281,7 @@ def test_parts_that_lie_in_different_places_are_joined(data: st.DataObject, firs
 
 
 @given(data=st.data(), pair=pairs, away=st.sets(st.sampled_from(COLUMNS)), key=st.sampled_from(["x", "text"]))
-def test_rows_are_joined_by_a_column_wherever_it_lies(data: st.DataObject, pair: Pair, away: set[str], key: str) -> None:
+def test_union_on_a_local_or_remote_column(data: st.DataObject, pair: Pair, away: set[str], key: str) -> None:
     if not len(pair):
         return
     order = data.draw(st.permutations(range(len(pair))))
@@ -308,7 +308,7 @@ def counted(lengths: Sequence[int], blocks: int, away: Iterable[str] = COLUMNS) 
     return pair_of(lengths, away, blocks, make).remote, made
 
 
-def test_a_read_asks_for_its_rows_and_columns_of_the_bodies_that_have_them() -> None:
+def test_get_reads_only_its_rows_and_columns_of_the_blocks_that_have_them() -> None:
     rows, blocks = counted([1, 2, 3, 0, 2, 1], blocks=3)
     found = rows[[4, 0, 5, 0]].get(["tokens", "text"])
     assert found.non_tensor_batch["text"].tolist() == ["row 4", "row 0", "row 5", "row 0"]
@@ -319,7 +319,7 @@ def test_a_read_asks_for_its_rows_and_columns_of_the_bodies_that_have_them() -> 
     ]
 
 
-def test_no_row_operation_asks_for_anything() -> None:
+def test_row_operations_do_not_read_blocks() -> None:
     rows, blocks = counted([1, 2, 3, 0, 2, 1], blocks=3)
     joined = concat_remote_rows([rows[::-1], rows.repeat(2), *rows.partition(4)]).rename("tokens", "ids").drop(["wide"])
     list(joined.union(rows.select(["gains"], [], []).rename("gains", "g").repeat(4)).make_iterator(5, 1, 3, last="pad"))
@@ -331,7 +331,7 @@ def test_no_row_operation_asks_for_anything() -> None:
 
 
 @given(data=st.data(), lengths=st.lists(st.integers(0, 3), max_size=6), blocks=st.integers(1, 3))
-def test_no_row_is_asked_for_more_often_than_it_is_there(data: st.DataObject, lengths: list[int], blocks: int) -> None:
+def test_each_row_is_read_as_often_as_it_occurs(data: st.DataObject, lengths: list[int], blocks: int) -> None:
     away = data.draw(st.sets(st.sampled_from(COLUMNS)))
     rows, held = counted(lengths, blocks, away)
     picked = numbers_of(data, len(lengths))
@@ -343,7 +343,7 @@ def test_no_row_is_asked_for_more_often_than_it_is_there(data: st.DataObject, le
     assert all(numbers for _, numbers in asked), "a block was asked for nothing"
 
 
-def test_what_is_sent_of_a_body_of_this_process_is_the_rows_and_columns_asked_for() -> None:
+def test_only_the_selected_rows_and_columns_of_a_local_block_are_sent() -> None:
     local = RemoteRows.of_local(rows_of([1, 2, 3, 0, 2, 1]))
     away = pair_of([1, 1], COLUMNS, make=lambda block: LocalBlock(block, is_of_rank=True)).remote
     sent = concat_remote_rows([local, away])[[3, 1, 1, 7]].select(["x", "tokens"], [], []).narrowed()
@@ -358,7 +358,7 @@ def test_what_is_sent_of_a_body_of_this_process_is_the_rows_and_columns_asked_fo
 
 
 @pytest.mark.parametrize("away", [(), COLUMNS], ids=["here", "away"])
-def test_what_was_read_is_the_readers_own(away: Sequence[str]) -> None:
+def test_get_returns_private_copies(away: Sequence[str]) -> None:
     pair = pair_of([2, 0, 3], away, 2)
     for rows in (pair.remote, pair.remote[1:], pair.remote[[2, 0]], pair.remote[:2]):
         found = rows.get()
@@ -383,7 +383,7 @@ def test_reported_values_of_rows_are_the_callers_own(away: Sequence[str]) -> Non
     check(pair)
 
 
-def test_what_was_joined_is_kept_as_it_was_then() -> None:
+def test_a_union_does_not_change_when_its_inputs_do() -> None:
     reward, why = torch.zeros(3), [["because"], [], []]
     joined = pair_of([2, 0, 3], COLUMNS).remote.union(DataProto({"reward": reward}, {"why": why}))
     reward.fill_(9)
@@ -434,7 +434,7 @@ def test_small_columns_come_with_the_header_jagged_and_large_ones_stay() -> None
     )  # `LocalBlock` is here
 
 
-def test_of_a_column_of_rows_here_and_elsewhere_each_part_counts_where_it_lies() -> None:
+def test_bytes_of_a_column_count_as_local_or_remote_by_row() -> None:
     lengths = [1, 2, 3, 0, 2, 1]
     away, _ = counted(lengths[:3], blocks=2)
     joined = concat_remote_rows([away, RemoteRows.of_local(rows_of(lengths[3:], first=3))])
@@ -446,7 +446,7 @@ def test_of_a_column_of_rows_here_and_elsewhere_each_part_counts_where_it_lies()
     assert (mixed.column_bytes()["tokens"], mixed.local_bytes()["tokens"]) == (4 * 8, 4 * 8)
 
 
-def test_one_name_is_one_column() -> None:
+def test_a_tensor_and_an_object_column_of_one_name_are_refused() -> None:
     twice = DataProto({"x": torch.arange(2)})
     twice.non_tensor_batch["x"] = object_column(["a", "b"])
     with pytest.raises(DataError, match="'x' is both a tensor column and an object column"):
@@ -543,7 +543,7 @@ def _as_source(name: str) -> tuple[Header, Block]:
     return header, LocalBlock(block)
 
 
-def test_columns_that_lie_elsewhere_are_joined_if_they_are_the_same() -> None:
+def test_union_of_a_remote_column_with_itself() -> None:
     pair = pair_of([1, 2, 0], JAGGED)
     moved = pair.remote[[2, 1, 0]]
     same(moved.union(moved.select(["tokens", "x"], [])).get(), pair.plain[[2, 1, 0]])
@@ -553,7 +553,7 @@ def test_columns_that_lie_elsewhere_are_joined_if_they_are_the_same() -> None:
         pair.remote.union(pair.plain.select(["tokens"], []))
 
 
-def test_one_row_is_taken_by_reading_it() -> None:
+def test_an_integer_index_is_refused() -> None:
     with pytest.raises(DataError, match=r"\.get\(\)\[1\]"):
         pair_of([1, 2], JAGGED).remote[1]
     with pytest.raises(DataError, match="'x' is not jagged"):

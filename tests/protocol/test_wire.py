@@ -131,7 +131,7 @@ def _settle(dtype: str, threads: int, gradients: bool) -> None:
     torch.set_grad_enabled(gradients)
 
 
-def test_what_a_process_is_set_to_does_not_decide_what_is_read(tmp_path: Path) -> None:
+def test_settings_of_a_process_do_not_change_received_rows(tmp_path: Path) -> None:
     """B5: written under each of several settings, read by another process under each, and its answers under each again."""
     sent = _every_kind()
     messages = []
@@ -162,7 +162,7 @@ def test_large_buffers_travel_out_of_band_and_without_a_copy() -> None:
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_what_arrives_is_private_and_writable(read_only: bool, recwarn: pytest.WarningsRecorder) -> None:
+def test_received_tensors_are_private_and_writable(read_only: bool, recwarn: pytest.WarningsRecorder) -> None:
     sent = batch_of(FOUR)
     buffers: list[pickle.PickleBuffer] = []
     blob = pickle.dumps(sent, protocol=5, buffer_callback=buffers.append)
@@ -286,7 +286,7 @@ def test_another_wire_version_is_refused() -> None:
         rows_of(packed, {})
 
 
-def test_the_graph_stays_at_home() -> None:
+def test_autograd_graphs_are_not_sent() -> None:
     data = DataProto(
         {"x": torch.ones(2, requires_grad=True) * 2, "j": jagged(torch.ones(3, requires_grad=True), torch.tensor([0, 1, 3]))}
     )
