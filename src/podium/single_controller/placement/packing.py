@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+SEARCH_CELLS = 300_000
+"""Layouts kept at a time x entries x nodes: holds the search under a second, and misses nothing on clusters of like nodes."""
+
+Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""The room left on each node, and the nodes chosen so far."""
 
 
 def pack(sizes: Sequence[int], rooms: Sequence[int]) -> list[int] | None:
-    """For each entry a node with room for all of it, or None where first fit and best fit find none.
+    """For each entry a node with room for all of it, or None.
 
     Entries have nodes of their own where that is possible, and stand in the nodes' order where that is possible too.
 
@@ -57,15 +64,34 @@ def _apart(descending: Sequence[int], rooms: Sequence[int]) -> list[int] | None:
     return chosen
 
 
-def _together(descending: Sequence[int], rooms: Sequence[int], *, tightest: bool = False) -> list[int] | None:
-    # First fit of the largest first, then best fit. They find every layout of entries of one size, and seldom miss another one.
-    left = list(rooms)
-    chosen: list[int] = []
+def _together(descending: Sequence[int], rooms: Sequence[int]) -> list[int] | None:
+    if not _could_fit(descending, rooms):
+        return None
+    # The first try is first-fit of the largest first, which seldom fails; the second looks at many layouts side by side.
+    return _search(descending, rooms, 1) or _search(descending, rooms, SEARCH_CELLS // (len(descending) * len(rooms)))
+
+
+def _could_fit(descending: Sequence[int], rooms: Sequence[int]) -> bool:
+    """What has to hold, and with entries of one size is enough: for each size there are places for those not smaller."""
+    places = all(sum(room // size for room in rooms) >= n for n, size in enumerate(descending, 1))
+    return places and sum(descending) <= sum(rooms)
+
+
+def _search(descending: Sequence[int], rooms: Sequence[int], width: int) -> list[int] | None:
+    total = sum(descending)
+    layouts: list[Layout] = [(tuple(min(room, total) for room in rooms), ())]
     for size in descending:
-        fitting = [node for node, room in enumerate(left) if room >= size]
-        if not fitting:
-            return None if tightest else _together(descending, rooms, tightest=True)
-        node = min(fitting, key=left.__getitem__) if tightest else fitting[0]
-        left[node] -= size
-        chosen.append(node)
-    return chosen
+        grown: dict[tuple[int, ...], Layout] = {}  # layouts that leave the same rooms are as good as one
+        for layout in (after for before in layouts for after in _with(size, before)):
+            grown.setdefault(tuple(sorted(layout[0])), layout)
+            if len(grown) >= width:
+                break
+        layouts = list(grown.values())
+    return list(layouts[0][1]) if layouts else None
+
+
+def _with(size: int, layout: Layout) -> Iterator[Layout]:
+    left, chosen = layout
+    first_with = {room: node for node, room in reversed(list(enumerate(left))) if room >= size}
+    for node in sorted(first_with.values()):
+        yield (*left[:node], left[node] - size, *left[node + 1 :]), (*chosen, node)
