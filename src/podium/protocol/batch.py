@@ -17,7 +17,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import columns as col
-from podium.protocol import indexing, wording
+from podium.protocol import formatting, indexing
 from podium.protocol import jagged as jg
 from podium.protocol import row_moves as moves
 from podium.protocol.indexing import RowIndex
@@ -234,7 +234,7 @@ class Batch(dict[str, Tensor]):
         return self.update(columns)
 
     def __repr__(self) -> str:
-        columns = [f"{key}: {wording.describe(column)}" for key, column in self.items()]
+        columns = [f"{key}: {formatting.describe(column)}" for key, column in self.items()]
         return f"{type(self).__name__}({len(self)} rows; {', '.join(columns) or 'no columns'})"
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import columns as col
-from podium.protocol import disk, indexing, joining, merging, row_dicts, wire, wording
+from podium.protocol import disk, formatting, indexing, joining, merging, row_dicts, wire
 from podium.protocol import jagged as jg
 from podium.protocol import meta as mt
 from podium.protocol import row_moves as moves
@@ -384,14 +384,14 @@ class DataProto(RowOperations):
         return rows_of, (packed, self.meta_info, objects) if objects else (packed, self.meta_info)
 
     def __repr__(self) -> str:
-        columns = [f"{key}: {wording.describe(column)}" for key, column in self.batch.items()]
-        columns += [f"{key}: {wording.describe_array(rows)}" for key, rows in self._arrays().items()]
+        columns = [f"{key}: {formatting.describe(column)}" for key, column in self.batch.items()]
+        columns += [f"{key}: {formatting.describe_array(rows)}" for key, rows in self._arrays().items()]
         return f"{type(self).__name__}({len(self)} rows; {', '.join(columns)}; meta: {', '.join(self.meta_info) or 'none'})"
 
     def get_data_info(self) -> str:
         """A line for each column and each value of the meta: its kind, and where it is."""
-        tensors = [f"  {key}: {wording.describe(column)} on {column.device}" for key, column in self.batch.items()]
-        arrays = [f"  {key}: {wording.describe_array(rows)}" for key, rows in self._arrays().items()]
+        tensors = [f"  {key}: {formatting.describe(column)} on {column.device}" for key, column in self.batch.items()]
+        arrays = [f"  {key}: {formatting.describe_array(rows)}" for key, rows in self._arrays().items()]
         meta = [f"  {key}: {type(value).__name__}" for key, value in self.meta_info.items()]
         return "\n".join(["batch", *tensors, "non_tensor_batch", *arrays, "meta_info", *meta])
 

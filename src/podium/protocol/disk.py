@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from podium.errors import DataError
+from podium.protocol import formatting
 from podium.protocol import jagged as jg
-from podium.protocol import wording
 from podium.protocol.columns import ObjectColumn
 
 FORMAT_VERSION = 3
@@ -191,7 +191,7 @@ def _encode(value: Any, stored: _Stored, where: str, depth: int) -> Any:
     if type(value) in (list, tuple, dict):
         return _encode_items(value, stored, where, depth - 1)
     raise DataError(
-        f"{where} is of type {type(value).__name__}, {wording.short(value)}: a file holds None, bool, int, float, str, lists, "
+        f"{where} is of type {type(value).__name__}, {formatting.short(value)}: a file holds None, bool, int, float, str, lists, "
         "tuples, dicts, dense tensors, and numpy's arrays and numbers; convert it, or leave it out by select()"
     )
 
@@ -218,9 +218,9 @@ def _tensor_of(array: NDArray[Any], where: str) -> Tensor:
 
 
 def _checked_int(value: int, where: str) -> int:
-    if value.bit_length() > wording.MOST_SHOWN_BITS:
+    if value.bit_length() > formatting.MOST_SHOWN_BITS:
         raise DataError(
-            f"{where} is an int of {value.bit_length()} bits, and a file holds up to {wording.MOST_SHOWN_BITS}: store it as "
+            f"{where} is an int of {value.bit_length()} bits, and a file holds up to {formatting.MOST_SHOWN_BITS}: store it as "
             "text, by hex()"
         )
     return value

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from podium.errors import DataError
 from podium.protocol import jagged as jg
+from podium.protocol.formatting import cut
 from podium.protocol.meta import IMMUTABLE
-from podium.protocol.wording import cut
 
 
 def equal(left: Any, right: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from podium.errors import DataError
-from podium.protocol import equality, wording
+from podium.protocol import equality, formatting
 from podium.protocol import jagged as jg
 from podium.protocol.columns import ObjectColumn, as_objects, pick
 from podium.protocol.meta import copy_meta
@@ -91,23 +91,23 @@ def difference(mine: Any, theirs: Any) -> str:
     """Where two columns or meta values that are not equal differ first, and both values there, for an error."""
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
         if mine.dim() == 0 or _row_kind(mine) != _row_kind(theirs):
-            return f"{wording.short(mine)} and {wording.short(theirs)}"
+            return f"{formatting.short(mine)} and {formatting.short(theirs)}"
         mine, theirs = ([jg.row_of(column, row) for row in range(jg.num_rows(column))] for column in (mine, theirs))
     elif not (isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.shape == theirs.shape and mine.ndim):
-        return f"{wording.short(mine)} and {wording.short(theirs)}"
+        return f"{formatting.short(mine)} and {formatting.short(theirs)}"
     for row, pair in enumerate(zip(mine, theirs, strict=True)):
         if not equality.equal(*pair):
             return f"row {row}{_within(*pair)}"
-    return f"{wording.short(mine)} and {wording.short(theirs)}"
+    return f"{formatting.short(mine)} and {formatting.short(theirs)}"
 
 
 def _within(mine: Any, theirs: Any) -> str:
     """Two rows that differ; of long tensors the first element that does."""
-    if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and mine.shape == theirs.shape and mine.numel() > wording.FEW:
+    if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and mine.shape == theirs.shape and mine.numel() > formatting.FEW:
         same = (mine == theirs) | ((mine != mine) & (theirs != theirs))
         place = tuple((~same).nonzero()[0].tolist())
         return f", element {list(place)}: {mine[place].item()} and {theirs[place].item()}"
-    return f": {wording.short(mine)} and {wording.short(theirs)}"
+    return f": {formatting.short(mine)} and {formatting.short(theirs)}"
 
 
 def _row_kind(column: Tensor) -> tuple[Any, ...]:

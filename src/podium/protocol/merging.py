@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from podium.errors import DataError
-from podium.protocol import equality, wording
+from podium.protocol import equality, formatting
 from podium.protocol.meta import IMMUTABLE, PADDING_OF_KEY, PADDING_ROWS_KEY, STALE, is_marked, mark_padding
 
 _REMEDY = "use a value that merges itself, such as podium.observability.Mean(total, weight), or drop the key by select()"
@@ -73,8 +73,8 @@ def _merge_values(key: str, found: Sequence[_Found]) -> Any:
             raise DataError(f"concat: meta {key!r}, parts {found[0].part} and {other}: {exc}; {_REMEDY}") from exc
         if not is_equal:
             raise DataError(
-                f"concat: meta {key!r} must be equal in all parts, got {wording.short(first)} in part {found[0].part} and "
-                f"{wording.short(value)} in part {other}; {_REMEDY}"
+                f"concat: meta {key!r} must be equal in all parts, got {formatting.short(first)} in part {found[0].part} and "
+                f"{formatting.short(value)} in part {other}; {_REMEDY}"
             )
     return _copied(first)
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from podium.errors import DataError
+from podium.protocol import formatting, memory
 from podium.protocol import jagged as jg
-from podium.protocol import memory, wording
 from podium.protocol.columns import ObjectColumn, as_objects, object_column, pick
 from podium.protocol.row_dicts import joined_numbers, numbers_of
 
@@ -147,7 +147,7 @@ def _check_alike(key: str, columns: Sequence[Tensor], values: Sequence[Tensor]) 
         return
     if alike and not jg.is_jagged(columns[0]):
         raise DataError(f"concat: rows of column {key!r} have different shapes: {sorted(map(tuple, shapes))}; make it jagged")
-    raise DataError(f"concat: column {key!r} differs between parts: {', '.join(map(wording.describe, columns))}")
+    raise DataError(f"concat: column {key!r} differs between parts: {', '.join(map(formatting.describe, columns))}")
 
 
 def none_for_missing(
@@ -231,10 +231,10 @@ def _unfold(key: str, column: Tensor, n: int) -> Tensor:
     DataError names the column, and the row where it is one that does not divide.
     """
     if not _has_length(column):
-        raise DataError(f"column {key!r} is {wording.describe(column)}: its rows have no length to split in {n}")
+        raise DataError(f"column {key!r} is {formatting.describe(column)}: its rows have no length to split in {n}")
     if not jg.is_jagged(column):
         if column.shape[1] % n:
-            raise DataError(f"column {key!r} is {wording.describe(column)}: {column.shape[1]} does not divide by {n}")
+            raise DataError(f"column {key!r} is {formatting.describe(column)}: {column.shape[1]} does not divide by {n}")
         return column.reshape(len(column) * n, column.shape[1] // n, *column.shape[2:])
     values, offsets = jg.parts(column)
     lengths = offsets.diff()

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from podium.errors import DataError, nearest
+from podium.protocol import formatting
 from podium.protocol import jagged as jg
-from podium.protocol import wording
 from podium.protocol.data_proto import DataProto
 
 RAGGED = "*"
@@ -61,7 +61,7 @@ def check_fields(rows: DataProto, fields: Iterable[Field]) -> None:
             raise DataError(_missing(rows, field))
         is_fit = field.fits(found) if isinstance(found, Tensor) else not field.dtypes
         if not is_fit:
-            it_is = wording.describe(found) if isinstance(found, Tensor) else "objects"
+            it_is = formatting.describe(found) if isinstance(found, Tensor) else "objects"
             raise DataError(f"column {field.name!r} is {it_is}, it should be {field.kind}")
 
 

@@ -17,7 +17,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
 from podium.errors import DataError
-from podium.protocol import equality, row_moves, wording
+from podium.protocol import equality, formatting, row_moves
 from podium.protocol import jagged as jg
 from podium.protocol.columns import pick
 from podium.protocol.data_proto import DataProto
@@ -210,4 +210,4 @@ def assert_tensordict_eq(mine: TensorDict, theirs: TensorDict) -> None:
         except DataError as exc:
             raise AssertionError(f"entry {key!r}: {exc}") from exc
         if not is_equal:
-            raise AssertionError(f"entry {key!r} differs: {wording.short(value)} and {wording.short(right[key])}")
+            raise AssertionError(f"entry {key!r} differs: {formatting.short(value)} and {formatting.short(right[key])}")
