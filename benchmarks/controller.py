@@ -3,9 +3,10 @@
     python benchmarks/controller.py [--quick] [--workers 1,2,4,8] [--rounds 3] [--verl-python PYTHON]
 
 Measured, as ratios to `ray.get([actor.empty.remote() for actor in actors])` on actors of the same kind: the empty call of a
-sync and of an async class, and DP_COMPUTE_PROTO and mesh calls that echo 8 rows; then the start of a group, the empty call on
-`inline`, and what 256 and 1,024 ranks cost the driver when the transport answers at once. Each side runs in a process and a Ray
-cluster of its own, in turns, one thread per worker; the medians over the rounds are printed.
+sync and of an async class; calls that echo 8 rows, of a DataProto and of a TensorDict by DP_COMPUTE_PROTO, and of a DataProto by
+a mesh. Then the start of a group, the empty call on `inline`, and what 256 and 1,024 ranks cost the driver when the transport
+answers at once. Each side runs in a process and a Ray cluster of its own, in turns, one thread per worker; the medians over the
+rounds are printed.
 
 Needs Podium with the extra `ray`, and for the peer an environment with verl, by default .venv-verl (without one the peer is
 skipped; `make venv-verl` makes it). About 3 minutes a round and side, 8 GB; `--quick` is one round on 4 workers in less
@@ -33,6 +34,7 @@ GOALS = {
     "one_to_all_ratio": 1.1,
     "async_ratio": 1.1,
     "dp_ratio": 1.8,
+    "tensordict_ratio": 2.2,
     "mesh_ratio": 1.8,
     "start_ratio": 1.3,
     "inline_us": 30,

@@ -29,6 +29,7 @@ from ray_calls import (
     start_ray,
     start_times,
 )
+from tensordict import TensorDict
 
 import podium
 from podium.protocol import DataProto
@@ -58,6 +59,10 @@ class Echo(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def rows(self, data: DataProto) -> DataProto:
+        return data
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def table(self, data: TensorDict) -> TensorDict:
         return data
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="pairs"))
@@ -91,11 +96,13 @@ def group_of(cls: type[Worker], ranks: int, runtime: str = "ray") -> WorkerGroup
 def call_ratios(ranks: int, blocks: int) -> dict[str, float]:
     """Group calls on Ray, sync and async, as ratios to the bare call."""
     bare, async_bare, data = bare_actors(Bare, ranks), bare_actors(AsyncBare, ranks), tiny_batch()
+    table = data.to_tensordict()
     with group_of(Echo, ranks) as group, group_of(AsyncEcho, ranks) as async_group:
         cases: dict[str, Case] = {
             "bare": bare_call(bare),
             "one_to_all": group.empty,
             "dp": lambda: group.rows(data),
+            "tensordict": lambda: group.table(table),
             "mesh": lambda: group.mesh_rows(data),
             "async_bare": bare_call(async_bare),
             "async": async_group.empty,
@@ -103,7 +110,7 @@ def call_ratios(ranks: int, blocks: int) -> dict[str, float]:
         times = in_turns(cases, blocks)
     end([*bare, *async_bare])
     found = {f"{name}_us_{ranks}": median(times[name]) for name in ("bare", "async_bare")}
-    found |= {f"{name}_ratio_{ranks}": ratio(times[name], times["bare"]) for name in ("one_to_all", "dp", "mesh")}
+    found |= {f"{name}_ratio_{ranks}": ratio(times[name], times["bare"]) for name in ("one_to_all", "dp", "tensordict", "mesh")}
     return {**found, f"async_ratio_{ranks}": ratio(times["async"], times["async_bare"])}
 
 

@@ -109,6 +109,7 @@ def test_what_is_read_to_log_the_step_is_counted(monkeypatch: pytest.MonkeyPatch
     assert not fetched & set(TOKENS)
 
 
+@pytest.mark.slow
 def test_two_workers_on_ray_move_the_same_bytes(tmp_path: Path, ray_cluster: None) -> None:
     """The first step's: later ones have weights that differ by rounding."""
     first = "trainer.total_steps=1"

@@ -123,6 +123,7 @@ def half_of(whole: WorkerGroup[Plain]) -> list[str]:
     return [whole.placement_group()[1]]
 
 
+@pytest.mark.slow
 def test_equal_pools_that_were_made_apart_share_nothing():
     with (
         WorkerGroup(ResourcePool([1]), Plain, runtime="ray") as first,

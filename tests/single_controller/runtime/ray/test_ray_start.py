@@ -198,7 +198,7 @@ def test_groups_share_a_range_of_ports_until_it_is_used_up(num_groups: int, num_
 
 
 def test_an_address_of_another_machine_is_refused():
-    with pytest.raises(ResourceError, match=r"cannot meet at 192\.0\.2\.77: .*; master_addr is an address of rank 0's node"):
+    with pytest.raises(ResourceError, match=r"cannot meet at 192\.0\.2\.77: .*; set master_addr to an address of rank 0's node"):
         WorkerGroup(ResourcePool([1]), Ranks, runtime="ray", master_addr="192.0.2.77")
 
 
