@@ -203,10 +203,10 @@ def check_kind(
 
     >>> check_kind("detached", "no", bool, "True or False")
     Traceback (most recent call last):
-    podium.errors.ConfigError: detached is True or False, got 'no'
+    podium.errors.ConfigError: detached must be True or False, got 'no'
     """
     if not isinstance(value, kinds):
-        raise error(f"{name} is {expected}, got {value!r}")
+        raise error(f"{name} must be {expected}, got {value!r}")
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:

@@ -81,7 +81,7 @@ def test_the_docs_name_settings_that_exist():
         (["task.max_prompt_tokens=5"], "sort.jsonl row 2: the prompt has 6 tokens"),
         (["reward.function=reward.py:scoer"], "reward.py has no function 'scoer'; did you mean 'score'?"),
         (["reward.kwargs.bonus=1"], "got an unexpected keyword argument 'bonus'"),
-        (["reward.function=score"], "is path/to/file.py:function or package.module.function, got 'score'"),
+        (["reward.function=score"], "must be path/to/file.py:function or package.module.function, got 'score'"),
         (["reward.timout_s=3"], "unknown key 'reward.timout_s'; did you mean 'timeout_s'?"),
     ],
 )

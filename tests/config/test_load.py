@@ -71,7 +71,7 @@ def test_yaml_reads_back_equal(tmp_path):
         ("actor.engine.compute_dtype=bf16", "input should be 'bfloat16', got 'bf16'"),
         ("lr=1e-3", "unknown key 'lr'; did you mean 'warmup.optim.lr' or 'actor.optim.lr'?"),
         ("total_steps=5", "unknown key 'total_steps'; did you mean 'trainer.total_steps'?"),
-        ("seed", "an override is written key=value, got 'seed'"),
+        ("seed", "an override must be key=value, got 'seed'"),
         ("seed=[1", "seed: the value [1 cannot be read"),
     ],
 )
@@ -266,7 +266,7 @@ def test_dr_grpo_is_three_settings():
             "task.prompt_pattern: only for a task with task.name",
         ),
         (["reward.kwargs.a=1"], "reward.kwargs are arguments of reward.function, which is not set"),
-        (["reward.function=mine.py"], "is path/to/file.py:function or package.module.function, got 'mine.py'"),
+        (["reward.function=mine.py"], "must be path/to/file.py:function or package.module.function, got 'mine.py'"),
         (["reward.function=:score"], "got ':score'"),
         (["reward.timeout_s=0"], "reward.timeout_s: input should be greater than 0"),
         (["reward.failure_value=.nan"], "reward.failure_value: input should be a finite number"),

@@ -178,8 +178,8 @@ def test_assigned_jagged_columns_of_equal_lengths_can_be_multiplied() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ([1], "given as a dict or a TensorDict, got a list"),
-        (torch.zeros(2), "given as a dict or a TensorDict, got a Tensor"),
+        ([1], "must be a dict or a TensorDict, got a list"),
+        (torch.zeros(2), "must be a dict or a TensorDict, got a Tensor"),
         ({"x": torch.zeros(2), "y": torch.zeros(3)}, "column 'y' has 3 rows, but 'x' has 2"),
         ({"x": np.zeros(2)}, "tensor column 'x' is of type ndarray: make it a tensor, or put it into non_tensor_batch"),
         ({"x": torch.tensor(1)}, "tensor column 'x' has no row dimension"),

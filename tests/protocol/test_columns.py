@@ -153,7 +153,7 @@ def test_pop_moves_columns_and_rename_keeps_their_place() -> None:
         (lambda data: data.select(["nmber"]), "no tensor column 'nmber'; did you mean 'number'"),
         (lambda data: data.select("number"), r"names must be a list, got the string 'number'; write \['number'\]"),
         (lambda data: data.pop("number"), "names must be a list, got the string 'number'"),
-        (lambda data: DataProto.concat([data], missing="None"), "an 'error' or filled with 'none', got 'None'"),
+        (lambda data: DataProto.concat([data], missing="None"), "missing must be 'error' or 'none', got 'None'"),
         (lambda data: data.pop(["number"], ["txt"]), "no object column 'txt'; did you mean 'text'"),
         (lambda data: data.pop(["number"], ["text"], ["stp"]), "no meta key 'stp'; did you mean 'step'"),
         (lambda data: data.rename("x", "y"), "no tensor column 'x'; there are: number, square"),
@@ -547,7 +547,7 @@ def test_repr_shows_columns_and_no_values() -> None:
 
 @pytest.mark.parametrize("value", ["no", "", 0, None])
 def test_auto_padding_is_true_or_false(value: object) -> None:
-    with pytest.raises(DataError, match=f"auto_padding is True or False, got {value!r}"):
+    with pytest.raises(DataError, match=f"auto_padding must be True or False, got {value!r}"):
         DataProto({"x": torch.ones(2)}, auto_padding=value)  # type: ignore[arg-type]
 
 

@@ -87,7 +87,7 @@ def test_the_last_rows_of_an_epoch_have_a_declared_fate(last: str, expected: lis
     ("arguments", "message"),
     [
         ((3, 1), "5 rows make no whole mini-batches of 3; say last='short', 'drop' or 'pad'"),
-        ((0, 1), "at least one row and epochs are not negative, got 0 and 1"),
+        ((0, 1), "at least one row and epochs must not be negative, got 0 and 1"),
         ((5, -1), "got 5 and -1"),
         ((5, 1, None, {"shuffle": True}), "never by the global generator; give seed="),
         ((5, 1, 1, {"num_workers": 2, "drop_last": True}), r"'shuffle' and 'drop_last' of .*take \['num_workers'\] out"),
@@ -117,9 +117,9 @@ def test_each_row_has_a_repeat_count_of_its_own(rows: list[Row], draw: st.DataOb
         ([1, 2], r"4 rows need as many repeat counts, got shape \(2,\)"),
         ([[1], [1], [1], [1]], r"got shape \(4, 1\)"),
         ([1, 1, -2, 1], "row 2 cannot be repeated -2 times"),
-        ([1.0, 1.0, 1.0, 1.0], "repeat counts are integers, got torch.float64: 1.0"),
-        ([1j, 1, 1, 1], "repeat counts are integers, got torch.complex128: 1j"),
-        ([True, True, True, True], "repeat counts are integers, got torch.bool: True"),
+        ([1.0, 1.0, 1.0, 1.0], "repeat counts must be integers, got torch.float64: 1.0"),
+        ([1j, 1, 1, 1], "repeat counts must be integers, got torch.complex128: 1j"),
+        ([True, True, True, True], "repeat counts must be integers, got torch.bool: True"),
         (["1", "1", "1", "1"], r"repeat counts are a list of integers, got \['1'"),
         (np.array([1, 1, 1, 2**63], dtype=np.uint64), "repeat counts out of range: 9223372036854775808 is more than any"),
     ],
@@ -153,8 +153,8 @@ def test_rows_are_taken_by_ints_of_every_width(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        (np.array([1j, 2]), "row numbers are integers, got torch.complex128: 1j"),
-        (torch.tensor([0.5, 1.0]), "row numbers are integers, got torch.float32: 0.5"),
+        (np.array([1j, 2]), "row numbers must be integers, got torch.complex128: 1j"),
+        (torch.tensor([0.5, 1.0]), "row numbers must be integers, got torch.float32: 0.5"),
         (np.array([1, 2], dtype="m8[s]"), "a mask or a list of numbers, got array"),
         (np.array([2**63], dtype=np.uint64), "row numbers out of range: 9223372036854775808 is more than any count of rows"),
         ([2**64], r"a list of numbers, got \[18446744073709551616\]"),
@@ -197,7 +197,7 @@ def test_pieces_of_columns_of_equal_lengths_multiply_and_know_their_padding() ->
 @pytest.mark.parametrize(
     ("n", "keys", "message"),
     [
-        (0, None, "at least one piece, got n_split=0"),
+        (0, None, "n_split must be at least 1, got 0"),
         (2, ["tokens"], "jagged column 'tokens': row 0 has length 3, which does not divide by 2"),
         (3, ["square"], r"column 'square' is bfloat16\[4, 2\]: 2 does not divide by 3"),
         (2, ["number"], r"column 'number' is int64\[4\]: its rows have no length to split in 2"),
@@ -239,7 +239,7 @@ def test_padding_twice_keeps_the_first_marks() -> None:
 
 
 def test_impossible_padding_is_refused() -> None:
-    with pytest.raises(DataError, match="a divisor of at least 1, got 0"):
+    with pytest.raises(DataError, match="the divisor must be at least 1, got 0"):
         pad_dataproto_to_divisor(numbered(3), 0)
     for count in (-1, 4):
         with pytest.raises(DataError, match=f"{count} rows of padding cannot be taken off 3 rows"):

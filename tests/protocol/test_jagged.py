@@ -159,5 +159,5 @@ def test_equal_lengths_stay_jagged_and_multiply() -> None:
 
 
 def test_a_dense_column_where_a_jagged_one_is_needed_is_named_by_its_shape() -> None:
-    with pytest.raises(DataError, match=r"a jagged column \[B, \*\] is needed, got a dense one of shape \[2, 3\]"):
+    with pytest.raises(DataError, match=r"the column must be jagged \[B, \*\], got a dense one of shape \[2, 3\]"):
         parts(torch.zeros(2, 3))

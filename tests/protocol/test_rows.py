@@ -172,7 +172,7 @@ def test_a_read_only_index_is_taken_without_a_warning(recwarn: pytest.WarningsRe
         ([-5], r"out of range: -5\.\.-5 for 4 rows"),
         ([True, False], "the mask has 2 entries for 4 rows"),
         (np.zeros(0, dtype=bool), "the mask has 0 entries for 4 rows"),
-        ([0.0, 1.0], "row numbers are integers, got torch.float64"),
+        ([0.0, 1.0], "row numbers must be integers, got torch.float64"),
         (4, r"out of range: 4\.\.4 for 4 rows"),
         (torch.tensor(2), r"got shape \(\)"),
         ("number", "a mask or a list of numbers, got 'number'"),

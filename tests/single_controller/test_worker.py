@@ -93,7 +93,7 @@ def test_visible_devices_are_set_only_where_ranks_have_processes(monkeypatch: py
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
     with running_as(RankContext(runtime="ray")):
         Worker("0,1")
-        with pytest.raises(ConfigError, match="cuda_visible_devices is text like '0,1', or None, got 3"):
+        with pytest.raises(ConfigError, match="cuda_visible_devices must be text like '0,1', or None, got 3"):
             Worker(3)  # type: ignore[arg-type]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
 

@@ -483,10 +483,14 @@ def test_a_closed_group_says_so():
         (lambda: Init(Inner, None, 3), TypeError, r"Inner\(\): too many positional"),
         (lambda: WorkerGroup(ResourcePool([1]), Probe, runtime="rai"), ConfigError, "did you mean 'ray'"),
         (lambda: WorkerGroup(ResourcePool([1]), Probe, threads_per_rank=-1), ResourceError, "threads_per_rank"),
-        (lambda: WorkerGroup(cast(Any, 2), Probe), ConfigError, "the pool of a group is a ResourcePool, got 2"),
-        (lambda: WorkerGroup(ResourcePool([1]), Probe, name=cast(Any, 3)), ConfigError, "name is text, got 3"),
+        (lambda: WorkerGroup(cast(Any, 2), Probe), ConfigError, "the pool of a group must be a ResourcePool, got 2"),
+        (lambda: WorkerGroup(ResourcePool([1]), Probe, name=cast(Any, 3)), ConfigError, "name must be text, got 3"),
         (lambda: WorkerGroup(ResourcePool([1]), Probe, threads_per_rank=cast(Any, "2")), ConfigError, "got '2'"),
-        (lambda: WorkerGroup(ResourcePool([1]), Probe, call_timeout_s=cast(Any, "3")), ConfigError, "a time limit is a number"),
+        (
+            lambda: WorkerGroup(ResourcePool([1]), Probe, call_timeout_s=cast(Any, "3")),
+            ConfigError,
+            "a time limit must be a number",
+        ),
         (lambda: WorkerGroup(ResourcePool([1]), Probe, runtime=cast(Any, ["ray"])), ConfigError, "the name of a runtime"),
         (lambda: WorkerGroup(ResourcePool([1]), Probe, runtime="ray", call_timeout_s=0), ConfigError, "more than 0 seconds"),
         (lambda: WorkerGroup(ResourcePool([1]), Probe, call_timeout_s=3.0), UnsupportedByRuntime, "use runtime 'ray'"),
@@ -521,7 +525,7 @@ def test_the_limit_of_the_start_is_a_setting():
 @pytest.mark.parametrize("value", ["no", 1, None, torch.tensor(True)])
 def test_auto_padding_is_true_or_false(value: Any):
     with pytest.raises(
-        ConfigError, match=f"auto_padding is True or False, got {value!r}".replace("(", r"\(").replace(")", r"\)")
+        ConfigError, match=f"auto_padding must be True or False, got {value!r}".replace("(", r"\(").replace(")", r"\)")
     ):
         WorkerGroup(ResourcePool([1]), Worker, auto_padding=value)
 

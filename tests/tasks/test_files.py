@@ -53,7 +53,7 @@ def test_problems_are_small_hashable_and_picklable(tmp_path):
 
 
 BAD = [
-    ("[1, 2]", "a row is a JSON object, got [1, 2]"),
+    ("[1, 2]", "a row must be a JSON object, got [1, 2]"),
     ('{"prompt": "p", "answer"', "not JSON: "),
     (b'{"prompt": "\xff"}', "not JSON: 'utf-8' codec"),
     ({"answer": "a"}, "no prompt; the row has answer"),

@@ -108,7 +108,7 @@ def test_the_tools_options_take_effect_and_are_checked(tmp_path: Path):
     assert b"Input Dims" in gzip.decompress((tmp_path / "step-1-rank-0.json.gz").read_bytes())
     with pytest.raises(ConfigError, match="'record_shape'; did you mean 'record_shapes'"):
         DistProfiler(0, config(tmp_path), {"record_shape": True})
-    with pytest.raises(ConfigError, match=r"tool_config\.with_stack is true or false, got 1"):
+    with pytest.raises(ConfigError, match=r"tool_config\.with_stack must be true or false, got 1"):
         DistProfiler(0, config(tmp_path, tool_config={"with_stack": 1}))
     assert not DistProfiler(1, config(tmp_path, tool_config={"with_stack": 1})).is_enabled  # which will not use them
 

@@ -44,7 +44,7 @@ class CheckpointStore:
     def __init__(self, root: Path, *, keep: int) -> None:
         """`keep`: how many of the newest complete checkpoints stay, at least 1."""
         if keep < 1:
-            raise CheckpointError(f"keep is at least 1, got {keep}")
+            raise CheckpointError(f"keep must be at least 1, got {keep}")
         self.root = root
         self.keep = keep
         self.skipped: list[str] = []

@@ -32,6 +32,8 @@ EXAMPLES = {
 
 
 MOVED = {
+    "actor.engine.strategy": "actor.engine.name",
+    "trainer.tensorboard": "trainer.trackers",
     "actor.clip_ratio_low": "actor.loss.clip_low",
     "actor.clip_ratio_high": "actor.loss.clip_high",
     "actor.clip_ratio_c": "actor.loss.clip_c",
@@ -83,7 +85,7 @@ def _split(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise ConfigError(f"an override is written key=value, got {text!r}")
+        raise ConfigError(f"an override must be key=value, got {text!r}")
     return key, value
 
 

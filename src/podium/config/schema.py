@@ -169,7 +169,9 @@ class RewardConfig(SourcedSettings):
             raise ValueError("reward.kwargs are arguments of reward.function, which is not set")
         parts = (self.function or "a.b").rpartition(":" if ":" in (self.function or "") else ".")
         if not all(parts) or (parts[1] == "." and parts[2] == "py"):
-            raise ValueError(f"reward.function is path/to/file.py:function or package.module.function, got {self.function!r}")
+            raise ValueError(
+                f"reward.function must be path/to/file.py:function or package.module.function, got {self.function!r}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -59,7 +59,7 @@ class Mean(Metric):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.weight < 0:
-            raise DataError(f"the weight of a Mean is at least 0, got {self.weight}")
+            raise DataError(f"the weight of a Mean must be at least 0, got {self.weight}")
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:

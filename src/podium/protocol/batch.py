@@ -293,7 +293,7 @@ def tensors_of(columns: object) -> Mapping[str, Tensor]:
     loaded = None if isinstance(columns, dict) else sys.modules.get("tensordict")
     if loaded is None or not isinstance(columns, loaded.TensorDictBase):
         if not isinstance(columns, Mapping):
-            raise DataError(f"tensor columns are given as a dict or a TensorDict, got a {type(columns).__name__}")
+            raise DataError(f"tensor columns must be a dict or a TensorDict, got a {type(columns).__name__}")
         return columns
     from podium.protocol import tensordicts
 

@@ -68,7 +68,7 @@ class DataProto(RowOperations):
         self.non_tensor_batch = col.array_columns(non_tensor_batch) if non_tensor_batch else {}
         self.meta_info = dict(meta_info) if meta_info else {}
         if not isinstance(auto_padding, bool):
-            raise DataError(f"auto_padding is True or False, got {auto_padding!r}")
+            raise DataError(f"auto_padding must be True or False, got {auto_padding!r}")
         if auto_padding:
             self.meta_info[mt.AUTO_PADDING_KEY] = True
         if self.non_tensor_batch or not is_even:
@@ -236,7 +236,7 @@ class DataProto(RowOperations):
         if not data:
             raise DataError("concat needs at least one batch")
         if missing not in ("error", "none"):
-            raise DataError(f"missing columns are an 'error' or filled with 'none', got {missing!r}")
+            raise DataError(f"missing must be 'error' or 'none', got {missing!r}")
         tensors, objects, metas = zip(*(part._tables() for part in data), strict=True)
         objects = tuple(map(col.array_columns, objects))
         if missing == "none":

@@ -26,7 +26,7 @@ def row_numbers(index: RowIndex, count: int) -> Tensor:
     """[B'] int64 on the CPU: the rows that a boolean mask [B] marks or that are given by number, negative ones from the end."""
     rows = _tensor_of("rows are chosen by a slice, a number, a mask or a list of numbers", index)
     if rows.dim() != 1:
-        raise DataError(f"rows are chosen by a mask or a list of numbers, got shape {tuple(rows.shape)}")
+        raise DataError(f"rows must be a mask or a list of numbers, got shape {tuple(rows.shape)}")
     if rows.dtype == torch.bool:
         if len(rows) != count:
             raise DataError(f"the mask has {len(rows)} entries for {count} rows")
@@ -45,7 +45,7 @@ def _int64(what: str, numbers: Tensor) -> Tensor:
     if numbers.dtype == torch.int64:
         return numbers
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
-        raise DataError(f"{what} are integers, got {numbers.dtype}: {numbers[0].item()!r}")
+        raise DataError(f"{what} must be integers, got {numbers.dtype}: {numbers[0].item()!r}")
     wide = numbers.to(torch.int64)
     if numbers.dtype == torch.uint64 and bool((wide < 0).any()):  # where 2**63 and above went
         raise DataError(f"{what} out of range: {2**64 + int(wide[wide < 0].max())} is more than any count of rows")
@@ -90,9 +90,9 @@ def mini_batches(count: int, size: int, *, epochs: int, seed: int | None, last: 
 def check_mini_batches(count: int, size: int, epochs: int, last: LastBatch) -> None:
     """DataError for what `mini_batches` cannot do, before its first one is asked for."""
     if size < 1 or epochs < 0:
-        raise DataError(f"mini-batches have at least one row and epochs are not negative, got {size} and {epochs}")
+        raise DataError(f"mini-batches must have at least one row and epochs must not be negative, got {size} and {epochs}")
     if last not in ("error", "short", "drop", "pad"):
-        raise DataError(f"the last mini-batch is 'error', 'short', 'drop' or 'pad', got {last!r}")
+        raise DataError(f"last must be 'error', 'short', 'drop' or 'pad', got {last!r}")
     if last == "error" and count % size:
         raise DataError(f"{count} rows make no whole mini-batches of {size}; say last='short', 'drop' or 'pad'")
 

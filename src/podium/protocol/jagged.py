@@ -77,7 +77,7 @@ def parts(column: Tensor) -> tuple[Tensor, Tensor]:
     if not isinstance(column, NestedTensor):
         if not column.is_nested:
             shape = list(column.shape)
-            raise DataError(f"a jagged column [B, *] is needed, got a dense one of shape {shape}: make it by jagged_from_rows")
+            raise DataError(f"the column must be jagged [B, *], got a dense one of shape {shape}; make it by jagged_from_rows")
         raise DataError(f"a nested tensor of layout {column.layout} cannot be a column; build it with layout=torch.jagged")
     if column._lengths is not None:
         raise DataError("a jagged column must be contiguous; call .contiguous() on the nested tensor first")

@@ -206,7 +206,7 @@ def _one_type(columns: Sequence[Tensor]) -> list[Tensor]:
 def unfold_table(batch: Mapping[str, Tensor], n: int, keys: Iterable[str] | None) -> dict[str, Tensor]:
     """The named columns with every row cut into n pieces; None: of all columns whose rows have a length."""
     if n < 1:
-        raise DataError(f"rows are cut into at least one piece, got n_split={n}")
+        raise DataError(f"n_split must be at least 1, got {n}")
     names = [key for key, column in batch.items() if _has_length(column)] if keys is None else keys
     return {key: _unfold(key, column, n) for key, column in pick("tensor column", batch, names).items()}
 

@@ -120,7 +120,7 @@ def pad_dataproto_to_divisor(data: RowsT, size_divisor: int) -> tuple[RowsT, int
     """
     size_divisor = whole_number("size_divisor", size_divisor)
     if size_divisor < 1:
-        raise DataError(f"rows are padded to a divisor of at least 1, got {size_divisor}")
+        raise DataError(f"the divisor must be at least 1, got {size_divisor}")
     rows = _proto(data)
     missing = -len(rows) % size_divisor
     padded = rows.filled(torch.arange(len(rows)), len(rows) + missing) if missing else rows.select()

@@ -109,7 +109,7 @@ def answer_text(ground_truth: JsonValue) -> str:
 
 def _row(path: str, number: int, entry: object, *, needs_text_answer: bool) -> Row:
     if not isinstance(entry, dict):
-        raise DataError(f"a row is a JSON object, got {_shown(entry)}")
+        raise DataError(f"a row must be a JSON object, got {_shown(entry)}")
     values = {key: value for key, value in entry.items() if value is not None}
     _check_text({key: values[key] for key in COLUMNS if key in values})
     ground_truth = _ground_truth(values)

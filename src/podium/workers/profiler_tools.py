@@ -75,7 +75,7 @@ class TorchMemoryTool:
     def __init__(self, options: Options) -> None:
         most = _known("torch_memory", options, self.OPTIONS).get("max_entries", MAX_ALLOCATIONS)
         if type(most) is not int or most < 1:
-            raise ConfigError(f"tool_config.max_entries is a number of allocations, 1 or more, got {most!r}")
+            raise ConfigError(f"tool_config.max_entries must be a number of allocations, 1 or more, got {most!r}")
         _require_gpu("torch_memory")
         self._most = most
 

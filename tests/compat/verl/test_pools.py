@@ -60,12 +60,12 @@ def test_what_cannot_be_a_role_is_an_unknown_one(role: Any):
 @pytest.mark.parametrize(
     ("spec", "mapping", "message"),
     [
-        ([2], {}, r"resource_pool_spec is a dict of pool name -> ranks per node, .*, got \[2\]"),
-        (None, {}, "resource_pool_spec is a dict .*, got None"),
+        ([2], {}, r"resource_pool_spec must be a dict of pool name -> ranks per node, .*, got \[2\]"),
+        (None, {}, "resource_pool_spec must be a dict .*, got None"),
         ({"a": 2}, {}, "resource pool 'a': process_on_nodes .*, got 2;"),
         ({"a": "2"}, {}, "resource pool 'a': process_on_nodes .*, got '2';"),
-        ({1: [2]}, {}, "a resource pool is named by a string, got 1"),
-        ({"a": [2]}, ["a"], r"mapping is a dict of role -> pool name, .*, got \['a'\]"),
+        ({1: [2]}, {}, "a resource pool must be named by a string, got 1"),
+        ({"a": [2]}, ["a"], r"mapping must be a dict of role -> pool name, .*, got \['a'\]"),
         ({"a": [2]}, {"actor": 3}, "role 'actor': unknown resource pool '3'. Known: a"),
         ({"a": [2]}, {"actor": ["a"]}, r"role 'actor': unknown resource pool .*\. Known: a"),
         ({"a": [2]}, {3: "b"}, "role '3': unknown resource pool 'b'. Known: a"),
@@ -85,7 +85,7 @@ def test_the_manager_has_lists_of_its_own():
 
 @pytest.mark.parametrize(("option", "value"), [("use_gpu", "no"), ("max_colocate_count", "3")])
 def test_the_managers_options_are_checked(option: str, value: Any):
-    with pytest.raises(ResourceError, match=f"resource pool 'global_pool': {option} (is|must be) .*, got {value!r}"):
+    with pytest.raises(ResourceError, match=f"resource pool 'global_pool': {option} must be .*, got {value!r}"):
         manager(**{option: value})
 
 
