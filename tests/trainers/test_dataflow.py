@@ -230,16 +230,16 @@ def test_a_run_with_a_gap_is_refused_before_anything_starts(monkeypatch, tmp_pat
     config, sft = config_of(tmp_path, "plain"), SFTTrainer.dataflow()
     monkeypatch.setattr(SFTTrainer, "dataflow", staticmethod(lambda: sft[1:]))
     assert prepare(config).train  # without a warm-up
-    with pytest.raises(DataError, match="train_batch reads the column 'input_ids', which no step before makes"):
+    with pytest.raises(ConfigError, match="train_batch reads the column 'input_ids', which no step before makes"):
         prepare(config.model_copy(update={"warmup": WarmupConfig(steps=1, batch_rows=4)}))
     steps = [step for step in PPOTrainer.dataflow(config) if step.name != "score"]
     monkeypatch.setattr(PPOTrainer, "dataflow", staticmethod(lambda config: steps))
-    with pytest.raises(DataError, match="reads the column 'is_scored', which no step before makes"):
+    with pytest.raises(ConfigError, match="reads the column 'is_scored', which no step before makes"):
         prepare(config)
 
 
 def test_an_estimator_that_reads_a_column_of_no_step_is_refused_before_the_start(tmp_path):
-    with pytest.raises(DataError, match="advantages reads the column 'values', which no step before makes"):
+    with pytest.raises(ConfigError, match="advantages reads the column 'values', which no step before makes"):
         prepare(small_config(tmp_path, f"algorithm.adv_estimator={Path(__file__).parent / 'own_parts.py'}:NeedsCritic"))
 
 

@@ -101,15 +101,31 @@ def test_the_kl_penalty_of_an_estimator_of_tokens_is_taken_at_each_token():
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [("torch.zeros(3)", r"must return advantages of shape \[2\], one for each row, got \[3\]"),
-     ("rows.rewards / 0", "must return finite advantages, got inf for row 0")],
+    [("Advantages(torch.zeros(3))", r"must return advantages of shape \[2\], one for each row, got \[3\]"),
+     ("Advantages(rows.rewards / 0)", "must return finite advantages, got inf for row 0"),
+     ("rows.rewards", r"must return Advantages\(advantages\), got a Tensor"),
+     ("Advantages(rows.rewards, rows.rewards)", "returned returns, but its gives_returns is False: change one")],
 )  # fmt: skip
 def test_an_estimator_that_returns_nonsense_is_named(value, expected, tmp_path):
     path = tmp_path / "wrong.py"
     path.write_text(
         "import torch\nfrom podium.algorithms import AdvantageEstimator, Advantages\nclass Wrong(AdvantageEstimator):\n"
-        f"    def __call__(self, rows):\n        return Advantages({value})\n"
+        f"    def __call__(self, rows):\n        return {value}\n"
     )
     config = small_config(tmp_path, f"algorithm.adv_estimator={path}:Wrong")
     with pytest.raises(DataError, match=f"Wrong {expected}"):
         with_advantages(scored([1.0, 2.0], [[1], [1]]), config.algorithm, advantage_estimator(config.algorithm))
+
+
+def test_columns_and_outputs_that_nothing_makes_are_errors_before_the_start(tmp_path):
+    path = tmp_path / "asking.py"
+    path.write_text(
+        "from podium.algorithms import Advantages, AdvantageEstimator, Reinforce\n"
+        "class Outputs(Reinforce):\n    outputs = ('entropy',)\n"
+        "class Columns(AdvantageEstimator):\n    reads = ('value',)\n"
+        "    def __call__(self, rows):\n        return Advantages(rows.rewards)\n"
+    )
+    with pytest.raises(ConfigError, match=r"asks for the output 'entropy' of the model; did you mean 'entropies'\?"):
+        prepare(small_config(tmp_path, f"actor.loss={path}:Outputs"))
+    with pytest.raises(ConfigError, match=r"advantages reads the column 'value', .*algorithm\.adv_estimator=.*:Columns"):
+        prepare(small_config(tmp_path, f"algorithm.adv_estimator={path}:Columns"))

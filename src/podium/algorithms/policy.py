@@ -7,7 +7,7 @@ a surrogate: a module beside this one with a subclass of `Surrogate`, and a row 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,8 +19,8 @@ from podium.algorithms.columns import check_response_columns, response_column
 from podium.algorithms.kl import KL_ESTIMATORS, is_linearised, kl_estimates
 from podium.algorithms.losses import ENTROPIES, LOG_PROBS, LossSum, Outputs, output_of
 from podium.config import PolicyLossConfig
-from podium.errors import ConfigError, unknown_name
-from podium.observability import Max, Mean, Metrics
+from podium.errors import ConfigError, DataError, unknown_name
+from podium.observability import Max, Mean, Metric, Metrics
 from podium.protocol import DataProto
 from podium.protocol.jagged import parts, row_ids
 
@@ -150,7 +150,7 @@ class PolicyLoss:
         mask_N, offsets = response_column(batch, "response_mask"), parts(batch.batch["responses"])[1]
         logprobs_N, is_kept_N = output_of(outputs, LOG_PROBS), mask_N.bool()
         is_reported_N = is_kept_N & self.is_needed(batch).to(mask_N.device)[row_ids(offsets)]
-        pg_N, metrics = self.surrogate(
+        found = self.surrogate(
             PolicyTokens(
                 logprobs_N,
                 old_logprobs_N=torch.where(is_kept_N, response_column(batch, "old_log_probs"), 0.0),
@@ -162,6 +162,7 @@ class PolicyLoss:
                 output=lambda name: output_of(outputs, name),
             )
         )
+        pg_N, metrics = _checked(type(self.surrogate).__name__, found, logprobs_N)
         pieces = [("pg_loss", 1.0, pg_N)]
         if ENTROPIES in self.outputs:
             entropies_N = output_of(outputs, ENTROPIES)
@@ -173,6 +174,26 @@ class PolicyLoss:
         sums = [(name, coef, self.aggregation.sum(values_N, mask_N, offsets)) for name, coef, values_N in pieces]
         total = torch.stack([coef * value for _, coef, value in sums if coef]).sum()  # 0 times an infinite KL would be NaN
         return LossSum(total, self.count(batch), {name: float(value.detach()) for name, _, value in sums}, metrics)
+
+
+def _checked(name: str, found: object, logprobs_N: Tensor) -> tuple[Tensor, Metrics]:
+    """What a surrogate returned. DataError unless it is a loss for each token, with a gradient, and typed metrics."""
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor) and isinstance(found[1], Mapping)):
+        raise DataError(f"{name} must return (losses, Metrics), got a {type(found).__name__}: return losses_N, Metrics({{...}})")
+    losses_N, metrics = found
+    if losses_N.shape != logprobs_N.shape:
+        raise DataError(
+            f"{name} must return losses of shape {list(logprobs_N.shape)}, one for each response token, got "
+            f"{list(losses_N.shape)}; do not reduce them, actor.loss_agg_mode does"
+        )
+    if logprobs_N.requires_grad and not losses_N.requires_grad:
+        raise DataError(f"{name} must return losses that depend on tokens.logprobs_N, got a tensor without a gradient")
+    for key, metric in metrics.items():
+        if not isinstance(metric, Metric):
+            raise DataError(
+                f"{name} must return typed metrics, got {key!r}: {metric!r}; write tokens.mean(values_N) or Max(number)"
+            )
+    return losses_N, Metrics(metrics)
 
 
 def _kl(term: KLTerm, logprobs_N: Tensor, batch: DataProto, is_kept_N: Tensor) -> tuple[Tensor, Mean]:

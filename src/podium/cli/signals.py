@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from types import FrameType
-from typing import Final
+from typing import ClassVar, Final
 
 from podium.cli.exit_codes import INTERRUPTED, TERMINATED
 
@@ -15,6 +15,9 @@ REPEAT_S: Final = 10.0
 
 class Terminated(KeyboardInterrupt):
     """Raised for SIGTERM. Code that handles Ctrl-C handles it too."""
+
+    is_received: ClassVar[bool] = False
+    """Whether this process got a SIGTERM. Ray turns the exception, in some of its calls, into a plain KeyboardInterrupt."""
 
 
 def raise_on_sigterm() -> None:
@@ -26,6 +29,7 @@ def raise_on_sigterm() -> None:
         if time.monotonic() - last_s < REPEAT_S:
             return
         last_s = time.monotonic()
+        Terminated.is_received = True
         raise Terminated
 
     signal.signal(signal.SIGTERM, handle)
@@ -33,9 +37,13 @@ def raise_on_sigterm() -> None:
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
     """The exit code of a command that Ctrl-C or SIGTERM ended."""
-    return TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
+    return TERMINATED if _is_termination(interrupt) else INTERRUPTED
 
 
 def in_words(interrupt: KeyboardInterrupt) -> str:
     """The beginning of a message about the interrupt."""
-    return "terminated by SIGTERM" if isinstance(interrupt, Terminated) else "interrupted"
+    return "terminated by SIGTERM" if _is_termination(interrupt) else "interrupted"
+
+
+def _is_termination(interrupt: KeyboardInterrupt) -> bool:
+    return Terminated.is_received or isinstance(interrupt, Terminated)

@@ -11,12 +11,12 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from podium.config import RunConfig, check, part_sections
 from podium.datasets import prompt_tokens, special_token_remarks
-from podium.errors import ConfigError, DataError, MissingExtraError
+from podium.errors import ConfigError, DataError, MissingExtraError, nearest
 from podium.models import check_model_path, load_model_config, load_tokenizer, row_limit
-from podium.parts import TRAINERS
+from podium.parts import ENGINES, POLICY_LOSSES, TRAINERS
 from podium.runtimes import capabilities_of
 from podium.tasks import Problem, Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
-from podium.trainers.dataflow import check_dataflow, roles_of
+from podium.trainers.dataflow import Step, check_dataflow, roles_of
 from podium.trainers.paths import anchored
 from podium.trainers.sft import SFTTrainer
 from podium.trainers.steps import advantage_estimator
@@ -32,15 +32,13 @@ def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) 
 
     What there is to remark about the rows is logged when a run `is_new`, and not again when it goes on or is scored.
 
-    ConfigError, MissingExtraError or TaskError say what to change; nothing was written or started then. DataError where a step of
-    the trainer, or a worker's method, reads a column that no step before it makes.
+    ConfigError, MissingExtraError or TaskError say what to change; nothing was written or started then.
     """
     check(config, is_trained=is_trained)
     if is_trained:
-        if config.warmup.steps:
-            check_dataflow(SFTTrainer.dataflow())
         steps = TRAINERS.resolve(config.trainer.name, config.trainer.source).dataflow(config)
-        check_dataflow(steps)
+        _check_columns(config, steps)
+        _check_outputs(config)
         _check_samples(config)
         if config.ref.model is not None and "ref" not in roles_of(steps):
             raise ConfigError(
@@ -71,6 +69,29 @@ def prepare(config: RunConfig, *, is_trained: bool = True, is_new: bool = True) 
         for remark in (*task.remarks, *special_token_remarks(prompts, tokenizer, chat_template=config.task.chat_template)):
             logger.warning("%s", remark)
     return task
+
+
+def _check_columns(config: RunConfig, steps: Sequence[Step]) -> None:
+    """ConfigError for a column that an estimator, a loss or another step reads, and that no step before it makes."""
+    try:
+        check_dataflow(steps)
+        if config.warmup.steps:
+            check_dataflow(SFTTrainer.dataflow())
+    except DataError as exc:
+        parts = f"algorithm.adv_estimator={config.algorithm.adv_estimator.name} and actor.loss={config.actor.loss.name}"
+        raise ConfigError(f"{exc}; with {parts}, whose `reads` are among what these steps read") from exc
+
+
+def _check_outputs(config: RunConfig) -> None:
+    """ConfigError for an output of the model that the policy loss asks for, and the engine does not give."""
+    loss, engine = config.actor.loss, config.actor.engine
+    wanted = POLICY_LOSSES.resolve(loss.name, loss.source).outputs
+    given = ENGINES.resolve(engine.name, engine.source).outputs
+    for name in (name for name in wanted if name not in given):
+        raise ConfigError(
+            f"actor.loss={loss.name} asks for the output {name!r} of the model{nearest(name, given)}; "
+            f"actor.engine={engine.name} gives {', '.join(given)}"
+        )
 
 
 def _check_samples(config: RunConfig) -> None:

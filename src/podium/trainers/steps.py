@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from podium.algorithms import AdvantageEstimator, RewardedRows, group_ids, kl_of_rows, kl_of_tokens
+from podium.algorithms import AdvantageEstimator, Advantages, RewardedRows, group_ids, kl_of_rows, kl_of_tokens
 from podium.config import AlgorithmConfig
 from podium.datasets import prompt_batch
 from podium.errors import DataError
@@ -121,6 +121,12 @@ def advantages(
             columns={name: _plain(rows.batch[name]) for name in estimator.reads},
         )
     )
+    kind = type(estimator).__name__
+    if not isinstance(found, Advantages):
+        raise DataError(f"{kind} must return Advantages(advantages), got a {type(found).__name__}")
+    if estimator.gives_returns != (found.returns is not None):
+        given = "did not return" if found.returns is None else "returned"
+        raise DataError(f"{kind} {given} returns, but its gives_returns is {estimator.gives_returns}: change one of the two")
     values = {"advantages": found.advantages, **({} if found.returns is None else {"returns": found.returns})}
     return DataProto({name: _column(estimator, name, value, rewards, offsets) for name, value in values.items()})
 
