@@ -16,9 +16,9 @@ from unittest.mock import patch
 from reasoning_gym.factory import DATASETS
 
 from podium.config import TaskConfig
-from podium.tasks import TaskContext, check_disjoint, reasoning_gym, task_fingerprint
+from podium.tasks import TaskContext, check_disjoint, library_verifier, reasoning_gym, task_fingerprint
 from podium.tasks.library_problems import MIXTURE
-from podium.tasks.reasoning_gym import ReasoningGymTask, library_verifier
+from podium.tasks.reasoning_gym import ReasoningGymTask
 
 WRONG = ("", "no such answer", "-1", "[1, 2]", '{"a": 1}')
 UNSCORED = {"game_of_life_halting"}

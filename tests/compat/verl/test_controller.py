@@ -278,7 +278,7 @@ def test_the_process_group_is_joined_and_attaching_to_a_busy_group_times_out(ray
             assert attached.world_size == 2
         busy.get()
         for wrong in (0, "soon"):
-            with pytest.raises(ConfigError, match="start_timeout_s is"):
+            with pytest.raises(ConfigError, match="start_timeout_s must be"):
                 RayWorkerGroup.from_detached(Joins, name_prefix="joins", start_timeout_s=wrong)
 
 
