@@ -13,14 +13,14 @@ from podium.config import RunConfig, check, part_sections
 from podium.datasets import prompt_tokens, special_token_remarks
 from podium.errors import ConfigError, DataError, MissingExtraError, nearest
 from podium.models import check_model_path, load_model_config, load_tokenizer, row_limit
-from podium.parts import ENGINES, POLICY_LOSSES, TRAINERS
+from podium.parts import ENGINES, TRAINERS
 from podium.runtimes import capabilities_of
 from podium.tasks import Problem, Prompt, Task, build_task, check_disjoint, check_reward, draw_targets
 from podium.trainers.dataflow import Step, check_dataflow, roles_of
 from podium.trainers.paths import anchored
 from podium.trainers.sft import SFTTrainer
 from podium.trainers.steps import advantage_estimator
-from podium.workers import DistProfiler
+from podium.workers import DistProfiler, policy_loss
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +84,11 @@ def _check_columns(config: RunConfig, steps: Sequence[Step]) -> None:
 
 def _check_outputs(config: RunConfig) -> None:
     """ConfigError for an output of the model that the policy loss asks for, and the engine does not give."""
-    loss, engine = config.actor.loss, config.actor.engine
-    wanted = POLICY_LOSSES.resolve(loss.name, loss.source).outputs
+    engine = config.actor.engine
     given = ENGINES.resolve(engine.name, engine.source).outputs
-    for name in (name for name in wanted if name not in given):
+    for name in (name for name in policy_loss(config.actor).outputs if name not in given):
         raise ConfigError(
-            f"actor.loss={loss.name} asks for the output {name!r} of the model{nearest(name, given)}; "
+            f"actor.loss={config.actor.loss.name} asks for the output {name!r} of the model{nearest(name, given)}; "
             f"actor.engine={engine.name} gives {', '.join(given)}"
         )
 
